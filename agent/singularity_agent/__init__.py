@@ -1,0 +1,1 @@
+"""The library inside each rank; a later release fills it."""

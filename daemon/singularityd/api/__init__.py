@@ -1,0 +1,1 @@
+"""The node API: proto, generated stubs, servicers, client."""

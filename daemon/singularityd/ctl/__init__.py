@@ -1,0 +1,1 @@
+"""singularityctl, one module per noun."""

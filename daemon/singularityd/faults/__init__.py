@@ -1,0 +1,1 @@
+"""Fault patterns, the wording of requests, arming, and the journal."""

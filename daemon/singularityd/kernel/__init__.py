@@ -1,0 +1,1 @@
+"""The privileged half: bpf, perf events, ptrace, /proc of others, ELF. Standard library only."""

@@ -1,0 +1,1 @@
+"""Event bus, recorder, metrics, OpenTelemetry, health."""

@@ -1,0 +1,1 @@
+"""Which process is which rank of which job, and how we know."""
