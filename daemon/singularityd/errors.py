@@ -1,29 +1,30 @@
 """Every error the daemon tells a caller about. Adapters turn bcc, sqlite, netlink and OS errors into these; no other leaves them.
 
-    SingularityError
-    +-- UsageError                 the request itself is wrong (exit 2)
-    |   +-- UnknownPattern
-    |   +-- BadOption
-    +-- NotFound                   no such thing (exit 3)
-    |   +-- NoSuchRank
-    |   +-- NoSuchJob
-    |   +-- AmbiguousJob
-    |   +-- NoSuchFault
-    +-- Refused                    understood, and not done (exit 1)
-    |   +-- NotAllowed
-    |   +-- AlreadyArmed
-    |   +-- RankGone
-    |   +-- TracedByAnother
-    |   +-- CannotStop
-    |   +-- JournalUnavailable
-    |   +-- Busy
-    |   +-- ResumeLost
-    +-- Failed                     tried, and did not work (exit 1)
-    |   +-- ExecutorGone
-    |   +-- KernelRefused
-    +-- ConfigError                settings (exit 78)
-    +-- NotPermitted               the daemon lacks a privilege (exit 77)
-    +-- AlreadyRunning             a second daemon (exit 69)
+SingularityError
++-- UsageError                 the request itself is wrong (exit 2)
+|   +-- UnknownPattern
+|   +-- BadOption
++-- NotFound                   no such thing (exit 3)
+|   +-- NoSuchRank
+|   +-- NoSuchJob
+|   +-- AmbiguousJob
+|   +-- NoSuchFault
++-- Refused                    understood, and not done (exit 1)
+|   +-- NotAllowed
+|   +-- AlreadyArmed
+|   +-- RankGone
+|   +-- TracedByAnother
+|   +-- CannotStop
+|   +-- JournalUnavailable
+|   +-- Busy
+|   +-- ResumeLost
++-- Failed                     tried, and did not work (exit 1)
+|   +-- ExecutorGone
+|   +-- KernelRefused
++-- ConfigError                settings (exit 78)
++-- NotPermitted               the daemon lacks a privilege (exit 77)
++-- AlreadyRunning             a second daemon (exit 69)
++-- AddressInUse               a port that another process has (exit 69)
 """
 
 from __future__ import annotations
@@ -178,3 +179,9 @@ class AlreadyRunning(SingularityError):
     """Raised when another daemon holds this host's lock."""
 
     code, status, exit_code = "already_running", "UNAVAILABLE", 69
+
+
+class AddressInUse(SingularityError):
+    """Raised when another process listens on an address the daemon is set to listen on; names it."""
+
+    code, status, exit_code = "address_in_use", "UNAVAILABLE", 69
