@@ -36,31 +36,34 @@ _LE = tuple(map(_number, (*BOUNDS, float("inf"))))
 
 def encode(reading: Reading, form: Format = TEXT, pace: Callable[[], None] = never) -> bytes:
     """The whole page. Any thread."""
-    lines: list[str] = []
+    return b"".join(part.encode() for part in _parts(reading, form, pace))
+
+
+def _parts(reading: Reading, form: Format, pace: Callable[[], None]) -> Iterator[str]:
+    """The page in pieces: to join and encode two megabytes in one go would hold the interpreter for milliseconds."""
     for family, series in reading.families:
-        lines += _head(family, form)
+        yield _head(family, form)
         sample = _histogram if family.kind == "histogram" else _plain
         for one in series:
-            lines.extend(sample(family, one))
+            yield sample(family, one)
             pace()
     if form.openmetrics:
-        lines.append("# EOF\n")
-    return "".join(lines).encode()
+        yield "# EOF\n"
 
 
-def _head(family: Family, form: Format) -> list[str]:
+def _head(family: Family, form: Format) -> str:
     name = family.name.removesuffix("_total") if form.openmetrics else family.name
-    return [f"# HELP {name} {_escape(family.help) if form.openmetrics else family.help}\n", f"# TYPE {name} {family.kind}\n"]
+    return f"# HELP {name} {_escape(family.help) if form.openmetrics else family.help}\n# TYPE {name} {family.kind}\n"
 
 
-def _plain(family: Family, series: Series) -> Iterator[str]:
+def _plain(family: Family, series: Series) -> str:
     pairs = _pairs(family.labels, series.labels)
     text = "{" + ",".join(pairs) + "}" if pairs else ""
     assert not isinstance(series.value, Distribution)
-    yield f"{family.name}{text} {_number(series.value)}\n"
+    return f"{family.name}{text} {_number(series.value)}\n"
 
 
-def _histogram(family: Family, series: Series) -> Iterator[str]:
+def _histogram(family: Family, series: Series) -> str:
     value = series.value
     assert isinstance(value, Distribution)
     pairs = _pairs(family.labels, series.labels)
@@ -68,11 +71,10 @@ def _histogram(family: Family, series: Series) -> Iterator[str]:
     place = sum(name < "le" for name in family.labels)
     before = f"{family.name}_bucket{{" + "".join(f"{pair}," for pair in pairs[:place]) + 'le="'
     after = '"' + "".join(f",{pair}" for pair in pairs[place:]) + "} "
-    for bound, count in zip(_LE, value.cumulative, strict=True):
-        yield f"{before}{bound}{after}{_count(count)}\n"
+    buckets = "".join(f"{before}{bound}{after}{_count(count)}\n" for bound, count in zip(_LE, value.cumulative, strict=True))
     text = ",".join(pairs)
-    yield f"{family.name}_count{{{text}}} {_count(value.cumulative[-1])}\n"
-    yield f"{family.name}_sum{{{text}}} {_number(value.total)}\n"
+    total = f"{family.name}_count{{{text}}} {_count(value.cumulative[-1])}\n"
+    return f"{buckets}{total}{family.name}_sum{{{text}}} {_number(value.total)}\n"
 
 
 def _count(number: int) -> str:

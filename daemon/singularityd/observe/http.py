@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 
@@ -25,6 +24,9 @@ _LANDING = f"""<!doctype html>
 <ul><li><a href="/metrics">/metrics</a>: Prometheus and OpenMetrics</li><li><a href="/healthz">/healthz</a>: 200 or 503</li></ul>
 </body></html>
 """
+
+_PIECE = 128 * 1024
+"""Bytes handed to the transport at once."""
 
 
 class Render(Protocol):
@@ -117,16 +119,11 @@ class MetricsServer:
                 await self._answer(writer, _plain(503, "too many connections"), close=True)
             else:
                 await self._converse(reader, writer)
-        except (ConnectionError, TimeoutError):
-            pass
-        except asyncio.CancelledError:
-            writer.transport.abort()
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+            writer.transport.abort()  # what it did not take is not worth keeping
         finally:
             self._open.discard(task)
-            writer.close()
-            with suppress(OSError, TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(writer.wait_closed(), 1.0)
-            writer.transport.abort()
+            await _close(writer)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer requests until the client closes, falls silent, or asks for the impossible."""
@@ -192,11 +189,26 @@ class MetricsServer:
             "X-Content-Type-Options: nosniff",
             *(f"{name}: {value}" for name, value in answer.headers),
         ]
-        writer.write("\r\n".join((*lines, "", "")).encode("latin-1"))
-        if not head_only:
-            writer.write(answer.body)
         async with asyncio.timeout(self._timeout):
+            writer.write("\r\n".join((*lines, "", "")).encode("latin-1"))
+            # in pieces: the transport would copy two megabytes again for each piece that the kernel takes, on the loop
+            body = memoryview(b"" if head_only else answer.body)
+            for start in range(0, len(body), _PIECE):
+                writer.write(body[start : start + _PIECE])
+                await writer.drain()
             await writer.drain()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Let the client have what is on its way, for a second at most."""
+    writer.close()
+    try:
+        async with asyncio.timeout(1.0):
+            await writer.wait_closed()
+    except TimeoutError:
+        writer.transport.abort()
+    except OSError:
+        return
 
 
 def _plain(status: int, text: str, *headers: tuple[str, str]) -> Answer:

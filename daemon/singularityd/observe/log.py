@@ -77,6 +77,10 @@ def setup(settings: LogSettings, stream: TextIO | None = None) -> LogControl:
 class _Logger(structlog.BoundLogger):
     """structlog's plain bound logger: debug, info, warning, error."""
 
+    def exception(self, event: str, **fields: Any) -> Any:
+        """An error record of the exception that is being handled."""
+        return self._proxy_to_logger("error", event, **{"exc_info": True, **fields})
+
 
 class _Factory:
     """Gives each logger its name as a field; all of them write to one stream."""

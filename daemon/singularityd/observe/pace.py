@@ -16,7 +16,7 @@ class Pace:
     times; giving it away of our own accord every millisecond keeps a whole call within a few milliseconds. One instance a rendering.
     """
 
-    def __init__(self, work: float = 0.001, rest: float = 0.0002) -> None:
+    def __init__(self, work: float = 0.0005, rest: float = 0.0002) -> None:
         self._work = work
         self._rest = rest
         self._next = time.perf_counter() + work

@@ -78,7 +78,7 @@ def read(snapshot: Snapshot, settings: MetricsSettings, memory: Memory, pace: Ca
     for family, values in ((family, source(context)) for family, source in _SOURCES):
         cost = SAMPLES_OF_A_HISTOGRAM if family.kind == "histogram" else 1
         room = max(0, settings.series - kept) // cost
-        shown[family] = tuple(Series(labels, values[labels]) for labels in sorted(values, key=_in_order)[:room])
+        shown[family] = tuple(Series(labels, values[labels]) for labels in _sorted(values, pace)[:room])
         offered += cost * len(values)
         kept += cost * len(shown[family])
         pace()
@@ -88,9 +88,14 @@ def read(snapshot: Snapshot, settings: MetricsSettings, memory: Memory, pace: Ca
     return Reading(tuple((family, shown.get(family, ())) for family in f.FAMILIES), snapshot)
 
 
-def _in_order(labels: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    """Ranks in the order of their numbers, not of their digits."""
-    return tuple((len(value) if value.isdecimal() else 0, value) for value in labels)
+def _sorted(values: Values, pace: Callable[[], None]) -> list[tuple[str, ...]]:
+    """The labels in order, ranks by their numbers and not by their digits."""
+
+    def key(labels: tuple[str, ...]) -> list[tuple[int, str]]:
+        pace()
+        return [(len(value) if value.isdecimal() else 0, value) for value in labels]
+
+    return sorted(values, key=key)
 
 
 def _context(snapshot: Snapshot, label: Labels, totals: Totals, pace: Callable[[], None]) -> Context:
@@ -266,7 +271,11 @@ def _durations(family: Family) -> Callable[[Context], Values]:
             if f.DURATIONS.get(key.backend, f.ENQUEUE) is family and key.result != "posted":
                 sums.setdefault(key[:5], Total()).add(total)
                 context.pace()
-        return {labels: distribution(total.buckets, total.seconds) for labels, total in sums.items()}
+        result: Values = {}
+        for labels, total in sums.items():
+            context.pace()
+            result[labels] = distribution(total.buckets, total.seconds)
+        return result
 
     return values
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from singularityd.observe.otel.exporter import OtelExporter
 
 
-def exporter(settings: OtelSettings, *, reading: Callable[[], Awaitable[Reading]], bus: Bus) -> OtelExporter | None:
+def create(settings: OtelSettings, *, reading: Callable[[], Awaitable[Reading]], bus: Bus) -> OtelExporter | None:
     """An exporter to start, or None where the settings do not ask for one.
 
     Raises ConfigError when the extra is not installed, or when a file that the settings name cannot be used. Loop thread.
@@ -22,10 +22,10 @@ def exporter(settings: OtelSettings, *, reading: Callable[[], Awaitable[Reading]
     if not settings.enabled:
         return None
     try:
-        from singularityd.observe.otel import exporter as module
+        from singularityd.observe.otel.exporter import OtelExporter
     except ImportError as error:
         raise ConfigError(
             f"otel.enabled is set, but OpenTelemetry is not installed ({error})",
             hint="pip install 'singularityd[otel]', or set otel.enabled = false",
         ) from None
-    return module.OtelExporter(settings, reading=reading, bus=bus)
+    return OtelExporter(settings, reading=reading, bus=bus)

@@ -44,7 +44,7 @@ class OtelExporter:
         self._told: OrderedDict[str, float] = OrderedDict()
         self._wake = asyncio.Event()
         self._changes = ChangeLogger(structlog.get_logger("otel"))
-        self._words = _LastWords()
+        self._words = _Words()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Subscription | None = None
 
@@ -127,25 +127,34 @@ class OtelExporter:
 
     def _send(self, reading: Reading | None) -> str:
         """Blocking, in the thread otel. Returns what went wrong, or an empty text. Stops at the first failure."""
-        self._words.last = ""
+        self._words.clear()
         if spans := list(self._spans):
             if self._transport.spans.export(spans) is not SpanExportResult.SUCCESS:
-                return self._words.last or "the spans were refused"
+                return self._words.said or "the spans were not taken"
             sent = set(map(id, spans))
             while self._spans and id(self._spans[0]) in sent:  # the oldest may have given way meanwhile
                 self._spans.popleft()
         for batch in batches(reading, self._resource, time.time()) if reading else ():
             if self._transport.metrics.export(batch) is not MetricExportResult.SUCCESS:
-                return self._words.last or "the metrics were refused"
+                return self._words.said or "the metrics were not taken"
         return ""
 
 
-class _LastWords(logging.Handler):
-    """Keeps the SDK's last message, which alone says why an export failed, and spares the log its repetitions."""
+class _Words(logging.Handler):
+    """Keeps what the SDK says while it exports, which alone tells why an export failed, and spares the log its repetitions."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.last = ""
+        self._said: deque[str] = deque(maxlen=4)
+
+    def clear(self) -> None:
+        """Before an export."""
+        self._said.clear()
+
+    @property
+    def said(self) -> str:
+        """At most 500 characters, the first message first: it names the cause, the later ones that it was given up."""
+        return "; ".join(self._said)[:500]
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.last = record.getMessage()
+        self._said.append(record.getMessage())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
+import requests
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetrics
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetrics
@@ -50,12 +51,22 @@ def _http(settings: OtelSettings, headers: dict[str, str]) -> Transport:
     if settings.ca_file:
         _read("otel.ca_file", settings.ca_file)
     base = settings.endpoint.rstrip("/")
-    # True is what the HTTP library calls the system's authorities
     authorities = settings.ca_file or None
     return Transport(
-        HttpMetrics(f"{base}/v1/metrics", authorities, headers=headers, timeout=settings.timeout),
-        HttpSpans(f"{base}/v1/traces", authorities, headers=headers, timeout=settings.timeout),
+        HttpMetrics(f"{base}/v1/metrics", authorities, headers=headers, timeout=settings.timeout, session=_Session()),
+        HttpSpans(f"{base}/v1/traces", authorities, headers=headers, timeout=settings.timeout, session=_Session()),
     )
+
+
+class _Session(requests.Session):
+    """requests lets REQUESTS_CA_BUNDLE of the environment win over a session's own authorities; here the setting wins."""
+
+    def merge_environment_settings(self, *arguments: Any, **named: Any) -> Any:
+        """Called by requests for each request."""
+        merged = super().merge_environment_settings(*arguments, **named)
+        if isinstance(self.verify, str):
+            merged["verify"] = self.verify
+        return merged
 
 
 def _headers(settings: OtelSettings) -> dict[str, str]:
