@@ -226,10 +226,12 @@ def _merged(source: Source, folder: Path) -> Path:
     """
     name = "-".join((source.release, _LAYOUT, *map(_stamp, source.parts)))
     tree = folder / name
-    if _complete(tree):
-        return tree
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for place in (folder, folder.parent):
+            _refuse_foreign(place)
+        if _complete(tree):
+            return tree
         _sweep(folder)
         scratch = folder / f".{name}.{os.getpid()}.{time.monotonic_ns():x}"
         scratch.mkdir(mode=0o755)
@@ -246,6 +248,14 @@ def _merged(source: Source, folder: Path) -> Path:
             f"the headers in {parts} are incomplete", f"apt-get install --reinstall {' '.join(p.name for p in source.parts)}"
         )
     return tree
+
+
+def _refuse_foreign(place: Path) -> None:
+    """What lies here is compiled into the kernel by root: whoever can replace it, the front's own user included, would be root."""
+    status = place.stat()
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        text = f"{place} can be written by others than root (owner {status.st_uid}, mode {status.st_mode & 0o7777:o})"
+        raise HeadersError(text, f"chown root {place} && chmod 755 {place}; what the front writes belongs in a directory below it")
 
 
 def _stamp(part: Path) -> str:

@@ -254,6 +254,18 @@ def test_tree_of_removed_packages_is_swept(roots: Roots, tmp_path: Path) -> None
     assert not old.exists()
 
 
+@pytest.mark.parametrize("place", ["", "headers"])
+def test_state_directory_that_others_can_write_is_refused(roots: Roots, tmp_path: Path, place: str) -> None:
+    pair(roots, "6.1.0-47-amd64", (6, 1, 170))
+    headers.prepare("", tmp_path / "state", roots=roots, kernel=HERE)
+    (tmp_path / "state" / place).chmod(0o775)
+
+    with pytest.raises(HeadersError, match="written by others") as caught:
+        headers.prepare("", tmp_path / "state", roots=roots, kernel=HERE)
+
+    assert "chmod 755" in caught.value.remedy
+
+
 def test_state_directory_that_is_a_file(roots: Roots, tmp_path: Path) -> None:
     pair(roots, "6.1.0-47-amd64", (6, 1, 170))
     (tmp_path / "state").write_text("")
