@@ -2,8 +2,10 @@
  * hit means comes with the attach cookie, so one program serves every entry site of every library. */
 #include "singularity.h"
 
-BPF_ARRAY(sites, struct site, 1024);
-BPF_F_TABLE("array", u32, u64, site_hits, 1024, 0);
+#define GLOO_BUFFER_SIZE 16     /* gloo::transport::UnboundBuffer: vtable, void *ptr, size_t size */
+
+BPF_ARRAY(sites, struct site, SITES);
+BPF_ARRAY(site_hits, u64, SITES);
 BPF_ARRAY(counters, u64, COUNTERS);
 BPF_ARRAY(settings, struct settings, 1);
 BPF_ARRAY(blank_stat, struct stat, 1);      /* all zero: new values are copied from here, the stack holds 512 bytes only */
@@ -115,8 +117,8 @@ static inline struct comm *find_comm(u32 tgid, u8 backend, u64 address) {
     c->born_ns = bpf_ktime_get_ns();
     c->rank = c->size = -1;
     if (backend == BACKEND_GLOO && address) {
-        s32 pair[2] = {-1, -1};             /* gloo::Context: vtable, then const int rank, const int size */
-        bpf_probe_read_user(pair, sizeof(pair), (void *)(address + 8));
+        s32 pair[2] = {-1, -1};             /* gloo::Context begins with const int rank, const int size */
+        bpf_probe_read_user(pair, sizeof(pair), (void *)address);
         c->rank = pair[0]; c->size = pair[1];
         c->id = gloo_ordinal(tgid, address);
         c->known = c->id != 0;
@@ -215,6 +217,8 @@ int on_call(struct pt_regs *ctx) {
         count(DUPLICATE_HITS);              /* the same file reached by two overlay mounts has two links on one breakpoint */
         return 0;
     }
+    /* a collective posts its own sends and receives; those outside any collective are the user's */
+    if (open && s->kind == SITE_POST && s->backend == BACKEND_GLOO) return 0;
     struct inflight f = {.started_ns = bpf_ktime_get_ns(), .tgid = tgid, .op = s->op, .backend = s->backend, .ip = PT_REGS_IP(ctx),
         .sp = PT_REGS_SP(ctx), .rank = -1, .size = -1};
     /* gloo only ends a unit of work; a work of several collectives (sparse all-reduce) ends one by beginning the next */
@@ -226,21 +230,31 @@ int on_call(struct pt_regs *ctx) {
         u64 elements = 0, width = 0;
         bpf_probe_read_user(&f.comm_address, 8, (void *)first);
         if (s->elements_offset) bpf_probe_read_user(&elements, 8, (void *)(first + s->elements_offset));
-        if (s->width_offset) bpf_probe_read_user(&width, 8, (void *)(first + s->width_offset));
-        f.bytes = elements * width;
+        if (s->width_offset) {
+            bpf_probe_read_user(&width, 8, (void *)(first + s->width_offset));
+            f.bytes = elements * width;
+        } else if (elements) bpf_probe_read_user(&f.bytes, 8, (void *)(elements + GLOO_BUFFER_SIZE));
     } else {
         if (s->comm_source == COMM_ARGUMENT) f.comm_address = argument(&a, s->comm_arg);
         if (s->count_arg) f.bytes = argument(&a, s->count_arg) * (s->dtype_arg ? nccl_width(argument(&a, s->dtype_arg)) : 1);
     }
+    /* gloo posts a whole buffer as size -1; its first argument is the buffer itself */
+    if (s->kind == SITE_POST && f.bytes == ~0ULL) bpf_probe_read_user(&f.bytes, 8, (void *)(first + GLOO_BUFFER_SIZE));
     if (s->id_source) note_init(&a, s, &f);
     else if (f.comm_address) {
         struct comm *c = find_comm(tgid, s->backend, f.comm_address);
-        if (c) { f.comm = c->id; arrive(c, &f, s, first); }
+        if (c) { f.comm = c->id; if (s->op < FIRST_LIFE_OP) arrive(c, &f, s, first); }
     }
     if (s->kind == SITE_POST) record(&f, s->result, f.started_ns);
     else if (inflight.update(&key, &f)) count(INFLIGHT_FULL);
     disturb(ctx, s, tgid, tid, site_id, &f);
     return 0;
+}
+
+static inline void end_comm(struct inflight *f) {
+    struct comm_key key = {.tgid = f->tgid, .backend = f->backend, .address = f->comm_address};
+    struct comm *c = comms.lookup(&key);
+    if (c) { c->ended = 1; c->known = 0; c->id = 0; c->aligned = 0; }   /* the address may be another communicator's next */
 }
 
 static inline void finish(struct inflight *f, struct site *s, u32 site_id, s32 value, u8 result) {
@@ -253,6 +267,7 @@ static inline void finish(struct inflight *f, struct site *s, u32 site_id, s32 v
         .comm = f->comm, .bytes = f->bytes, .duration_ns = took, .seq = f->seq, .rank = f->rank, .size = f->size, .value = value};
     int bad = f->backend == BACKEND_NCCL ? value != 0 && value != 7 : result != 0;
     if (f->out_address) e.kind = EVENT_INIT;
+    else if (f->op == OP_COMM_DESTROY || f->op == OP_COMM_ABORT) { end_comm(f); e.kind = EVENT_COMM_END; }
     else if (bad) e.kind = EVENT_ERROR;
     else if (set && set->slow_ns && took >= set->slow_ns) e.kind = EVENT_SLOW;
     else return;

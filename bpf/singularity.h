@@ -4,12 +4,14 @@
 #define SINGULARITY_H
 #include <uapi/linux/ptrace.h>
 
+#define SITES 4096          /* sites in all attached files of the host */
 #define BUCKETS 28          /* durations: bucket i counts calls shorter than 2^i microseconds, the last one all longer */
 #define ARRIVALS 64         /* arrivals kept for each communicator, by sequence number modulo this */
 #define GROUPS 32           /* gloo contexts of one process that get an ordinal */
 
 enum backend { BACKEND_NCCL = 1, BACKEND_GLOO = 2 };
 enum site_kind { SITE_CALL = 1, SITE_RETURN = 2, SITE_END = 3, SITE_POST = 4 };
+enum op { FIRST_LIFE_OP = 20, OP_COMM_DESTROY = 33, OP_COMM_ABORT = 34 };     /* all of them: kernel/abi.py */
 enum comm_source { COMM_NONE = 0, COMM_ARGUMENT = 1, COMM_GLOO_OPTIONS = 2 };
 enum id_source { ID_NONE = 0, ID_BY_VALUE = 1, ID_POINTER = 2, ID_SPLIT = 3 };
 enum counter { EVENTS_SUBMITTED = 0, EVENTS_DROPPED = 1, PROCESS_SUBMITTED = 2, PROCESS_DROPPED = 3, STATS_FULL = 4,

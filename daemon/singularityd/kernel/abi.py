@@ -6,7 +6,7 @@ import ctypes as c
 
 BUCKETS = 28
 ARRIVALS = 64
-SITES = 1024
+SITES = 4096
 
 BACKENDS = {1: "nccl", 2: "gloo"}
 BACKEND_CODES = {name: code for code, name in BACKENDS.items()}

@@ -1,0 +1,162 @@
+"""Attaches the programs to library files, once for each (device, inode), and detaches what is hit too often.
+
+A probe is inode-wide: it fires in every process that maps the file, now or later, in any container. Two links on one place would
+count double, so files are known by device and inode, never by path. Executor only, single thread.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from singularityd.kernel import abi, bpf
+from singularityd.kernel.libraries import SiteSpec, Table
+
+
+class AttachError(RuntimeError):
+    """Raised when the kernel refused; `reason` is a short label."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class ShedSite(NamedTuple):
+    """A site the guard took away."""
+
+    backend: str
+    symbol: str
+    path: str
+    rate: int
+
+
+class AttachedFile:
+    """The links of one file and the sites behind them."""
+
+    def __init__(self, key: tuple[int, int], backend: str, path: str, open_path: str) -> None:
+        self.key = key
+        self.backend = backend
+        self.path = path
+        self.open_path = open_path
+        self.sites: dict[int, SiteSpec] = {}
+        self.links: list[int] = []
+
+    def close(self) -> None:
+        """Detach; waits for a grace period in the kernel."""
+        for descriptor in self.links:
+            os.close(descriptor)
+        self.links = []
+
+
+class Attacher:
+    """All attached files of this host."""
+
+    def __init__(self, programs: Mapping[str, int], maps: Mapping[str, int], *, multi: bool, return_probes: bool, limit: int) -> None:
+        """`limit` is hits a second of one site above which it is shed, 0 for never; `return_probes` off leaves begins only."""
+        self._programs = programs
+        self._sites_map = maps["sites"]
+        self._hits_map = maps["site_hits"]
+        self._multi = multi
+        self._return_probes = return_probes
+        self._limit = limit
+        self._source = 0 if multi else bpf.uprobe_type()
+        self._next = 1
+        self._last_hits: dict[int, int] = {}
+        self._last_time = time.monotonic()
+        self.files: dict[tuple[int, int, str], AttachedFile] = {}
+
+    def attached(self, backend: str) -> int:
+        """Sites of a backend in all files."""
+        return sum(len(file.sites) for file in self.files.values() if file.backend == backend)
+
+    def attach(self, table: Table, *, device: int, inode: int, path: str, open_path: str, symbols: Mapping[str, int], version: str) -> int:
+        """Attach one library of one file; returns its number of sites. A file attached before stays as it is."""
+        key = (device, inode, table.backend)
+        if key in self.files:
+            return len(self.files[key].sites)
+        wanted = table.sites(symbols, version)
+        if self._next + len(wanted) > abi.SITES:
+            raise AttachError("too_many_sites", f"more than {abi.SITES} sites: {path} is left out")
+        file = AttachedFile((device, inode), table.backend, path, open_path)
+        for spec in wanted:
+            number = c.c_uint32(self._next)
+            bpf.update(self._sites_map, number, spec.site)
+            file.sites[self._next] = spec
+            self._next += 1
+        self._read_pages(file)
+        self._link(file)
+        self.files[key] = file
+        return len(file.sites)
+
+    def _read_pages(self, file: AttachedFile) -> None:
+        # A probe on a page that is not in the page cache makes the kernel read it inside mmap: ext4 then warns and taints (5.10-6.x).
+        descriptor = os.open(file.open_path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for spec in file.sites.values():
+                os.pread(descriptor, 16, spec.offset)
+        finally:
+            os.close(descriptor)
+
+    def _link(self, file: AttachedFile) -> None:
+        begins = [(number, spec) for number, spec in file.sites.items() if spec.site.kind != abi.SITE_END]
+        ends = [(number, spec) for number, spec in file.sites.items() if spec.site.kind == abi.SITE_END]
+        # The end of a call must be watched before its beginning, or the first calls would seem to hang for ever.
+        groups = [("on_end", ends, False)]
+        if file.backend == "nccl" and self._return_probes:
+            groups.append(("on_return", begins, True))
+        groups.append(("on_call", begins, False))
+        try:
+            for program, members, returns in groups:
+                if members:
+                    self._link_group(file, self._programs[program], members, returns)
+        except OSError as error:
+            file.close()
+            raise AttachError(error.strerror or "unknown", f"{file.path}: {error.strerror}") from error
+
+    def _link_group(self, file: AttachedFile, program: int, members: list[tuple[int, SiteSpec]], returns: bool) -> None:
+        if self._multi:
+            offsets = [spec.offset for _, spec in members]
+            file.links.append(bpf.attach_uprobes(program, file.open_path, offsets, [number for number, _ in members], returns=returns))
+            return
+        for number, spec in members:
+            file.links.extend(bpf.attach_uprobe(program, file.open_path, spec.offset, number, returns=returns, source=self._source))
+
+    def guard(self) -> list[ShedSite]:
+        """Compare hit counters with the last reading and shed sites above the limit; called about once a second."""
+        now = time.monotonic()
+        elapsed, self._last_time = max(now - self._last_time, 0.001), now
+        shed: list[ShedSite] = []
+        value = c.c_uint64()
+        for file in list(self.files.values()):
+            hot: dict[int, int] = {}
+            for number in file.sites:
+                bpf.lookup(self._hits_map, c.c_uint32(number), value)
+                rate = int((value.value - self._last_hits.get(number, 0)) / elapsed)
+                self._last_hits[number] = value.value
+                if self._limit and rate > self._limit:
+                    hot[number] = rate
+            if hot:
+                shed.extend(self._shed(file, hot))
+        return shed
+
+    def _shed(self, file: AttachedFile, hot: Mapping[int, int]) -> Iterable[ShedSite]:
+        gone = [ShedSite(file.backend, file.sites[number].symbol, file.path, rate) for number, rate in hot.items()]
+        ends = any(file.sites[number].site.kind == abi.SITE_END for number in hot)
+        for number in hot:
+            del file.sites[number]
+        # Begins without their ends would look like calls that never return.
+        if ends or not any(spec.site.kind == abi.SITE_CALL for spec in file.sites.values()):
+            file.sites.clear()
+        file.close()
+        if file.sites:
+            self._link(file)
+        return gone
+
+    def detach_all(self) -> None:
+        """Close every link."""
+        for file in self.files.values():
+            file.close()
+        self.files.clear()

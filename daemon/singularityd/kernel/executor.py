@@ -1,0 +1,607 @@
+"""The executor: the privileged half. One thread, one loop, standard library only, no network.
+
+Order of start: lock -> front and bcc children side by side -> programs and raw tracepoints -> first look at the host -> Started.
+Order of stop: faults -> front -> links. Either half's death at any point leaves no rank held: holders die with the executor, and a
+front that is gone has its faults ended here.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import errno
+import fcntl
+import heapq
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from singularityd.kernel import abi, arms, attach, bpf, capabilities, exits, front_child, headers, loader, messages, notify
+from singularityd.kernel.channel import ChannelClosed
+from singularityd.kernel.discovery import (
+    Discovery,
+    LibraryFound,
+    ProcessExeced,
+    ProcessGone,
+    ProcessSeen,
+    SearchFailed,
+)
+from singularityd.kernel.libraries import Table, tables
+from singularityd.kernel.procfs import ProcFs
+
+EX_OK, EX_UNAVAILABLE, EX_SOFTWARE, EX_NOPERM = 0, 69, 70, 77
+_RAW_TRACEPOINTS = {
+    "on_exit": "sched_process_exit",
+    "on_exec": "sched_process_exec",
+    "on_deliver": "signal_deliver",
+    "on_generate": "signal_generate",
+    "on_oom": "mark_victim",
+}
+_TICK = 1.0
+_STOP_POLL = 0.05
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class Settings(NamedTuple):
+    """What the executor needs of the configuration, as JSON in its arguments."""
+
+    runtime_dir: str
+    state_dir: str
+    system_python: str
+    headers: str
+    front: list[str]
+    slow_ns: int
+    guard_limit: int
+    return_probes: bool
+    event_pages: int
+    process_pages: int
+    faults_enabled: bool
+    max_duration_ms: int
+    max_active: int
+    expire_after: float
+    nice: int
+
+
+class Process:
+    """A process that maps a collective library."""
+
+    def __init__(self, seen: messages.ProcessSeen) -> None:
+        self.seen = seen
+        self.libraries: dict[tuple[int, int, str], messages.LibraryMapped] = {}
+        self.pidfd: int | None = None
+        self.stopped = False
+
+    @property
+    def start_time(self) -> int:
+        """Ticks after boot."""
+        return int(self.seen.start_time)
+
+
+class Executor:
+    """The loop and what hangs on it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.procfs = ProcFs()
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self._front = front_child.FrontChild(settings.front)
+        self._processes: dict[int, Process] = {}
+        self._capabilities: list[messages.CapabilityFound] = []
+        self._links: list[int] = []
+        self._maps: dict[str, int] = {}
+        self._programs: dict[str, int] = {}
+        self._handles: list[messages.MapHandle] = []
+        self._handle_fds: list[int] = []
+        self._sheds: list[messages.Shed] = []
+        self._failures: dict[str, messages.AttachFailed] = {}
+        self._tables: dict[str, Table] = {table.backend: table for table in tables()}
+        self._attacher: attach.Attacher | None = None
+        self._arms: arms.Arms | None = None
+        self._discovery: Discovery | None = None
+        self._started = False
+        self._front_ready = False
+        self._stopping = False
+        self._stop_signal = 0
+        self.exit_code = EX_OK
+
+    # --- loop ------------------------------------------------------------------------------------------------------------------
+
+    def watch(self, descriptor: int, callback: Callable[[], None]) -> None:
+        """Call back when readable."""
+        self._selector.register(descriptor, selectors.EVENT_READ, callback)
+
+    def forget(self, descriptor: int) -> None:
+        """Stop watching; fine when it was not watched."""
+        try:
+            self._selector.unregister(descriptor)
+        except (KeyError, ValueError):
+            return
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call once, later."""
+        self._timer_count += 1
+        heapq.heappush(self._timers, (time.monotonic() + seconds, self._timer_count, callback))
+
+    def send(self, message: messages.Message, descriptor: int | None = None) -> None:
+        """To the front, if there is one; a front that cannot be told is replaced."""
+        channel = self._front.channel
+        if channel is None:
+            return
+        try:
+            channel.send(message, descriptor)
+            self._want_write()
+        except ChannelClosed as error:
+            self._lose_front(str(error))
+
+    def _want_write(self) -> None:
+        channel = self._front.channel
+        if channel is None:
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.wants_write else 0)
+        if self._selector.get_key(channel.fileno()).events != events:
+            self._selector.modify(channel.fileno(), events, self._on_front)
+
+    def log(self, level: str, text: str) -> None:
+        """A line for the front's log, and for our own stderr while no front can write it."""
+        if self._front.channel is not None and self._front_ready:
+            self.send(messages.Notice(level=_LEVELS[level], text=text))
+        else:
+            os.write(2, f"singularityd executor: {level}: {text}\n".encode())
+
+    def run(self) -> int:
+        """Until told to stop; returns the exit code."""
+        lock = self._lock()
+        if lock is None:
+            return EX_UNAVAILABLE
+        self._handle_signals()
+        os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)
+        loader.raise_limits()
+        try:
+            self._start_front()
+            self._load()
+            if not self._stopping:
+                self._first_look()
+                self._loop()
+        except loader.LoadError as error:
+            self.exit_code = EX_UNAVAILABLE
+            self._fatal(f"cannot load the probes: {error}", error.remedy)
+        finally:
+            self._stop()
+            os.close(lock)
+        return self.exit_code
+
+    def _fatal(self, text: str, remedy: str) -> None:
+        os.write(2, f"singularityd: {text}\n".encode() + (f"remedy: {remedy}\n".encode() if remedy else b""))
+
+    def _lock(self) -> int | None:
+        path = Path(self.settings.runtime_dir) / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            self._fatal(f"another singularityd (pid {holder or 'unknown'}) runs with {path}", "stop it first, or set another runtime_dir")
+            return None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        return descriptor
+
+    def _handle_signals(self) -> None:
+        reading, writing = socket.socketpair()
+        reading.setblocking(False)
+        writing.setblocking(False)
+        self._wakeup = (reading, writing)
+        signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._note_signal)
+        self.watch(reading.fileno(), lambda: reading.recv(4096))
+
+    def _note_signal(self, number: int, _frame: object) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self._stopping, self._stop_signal = True, number
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self._turn(self._next_deadline())
+
+    def _next_deadline(self) -> float:
+        waits = [_TICK]
+        if self._timers:
+            waits.append(self._timers[0][0] - time.monotonic())
+        if self._arms is not None and (late := self._arms.next_deadline()) is not None:
+            waits.append(late)
+        if self._discovery is not None:
+            due = self._discovery.next_deadline()
+            if due is not None:
+                waits.append(due - time.monotonic())
+        return max(0.0, min(waits))
+
+    def _turn(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            if key.fd in self._selector.get_map():  # an earlier callback of this turn may have closed it
+                key.data()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        if self._arms is not None:
+            self._arms.enforce()
+        self._discover()
+
+    # --- front -----------------------------------------------------------------------------------------------------------------
+
+    def _start_front(self) -> None:
+        if self._stopping:
+            return
+        channel = self._front.start()
+        self._front_ready = False
+        self._selector.register(channel.fileno(), selectors.EVENT_READ, self._on_front)
+        if self._started:
+            self._tell_everything()
+
+    def _on_front(self) -> None:
+        channel = self._front.channel
+        if channel is None:
+            return
+        try:
+            channel.flush()
+            received = channel.receive()
+            self._want_write()
+        except ChannelClosed as error:
+            self._lose_front(str(error))
+            return
+        for message in received:
+            self._on_message(message)
+
+    def _lose_front(self, why: str) -> None:
+        if self._front.channel is not None:
+            self.forget(self._front.channel.fileno())
+        delay = self._front.lost()
+        self._front_ready = False
+        if self._stopping:
+            return
+        if self._arms is not None:
+            self._arms.kill_all()
+        self.log("warning", f"the front ended ({why}): its faults are ended, probes stay, it is started again in {delay:.1f} s")
+        self.after(delay, self._start_front)
+
+    def _on_message(self, message: messages.Message) -> None:
+        if isinstance(message, messages.FrontReady):
+            self._front_ready = True
+            self._announce_ready()
+        elif isinstance(message, messages.Ping):
+            self.send(messages.Done(request=message.request))
+        elif self._arms is None:
+            code, text = "executor_gone", "the probes are still being loaded"
+            self.send(messages.Refused(request=message.request, code=code, text=text, hint="try again in a second"))
+        elif isinstance(message, messages.Arm):
+            self._arms.arm(message)
+        elif isinstance(message, messages.Clear):
+            self._arms.clear(int(message.fault), "cleared")
+            self.send(messages.Done(request=message.request))
+
+    def _announce_ready(self) -> None:
+        if self._front_ready and self._started:
+            notify.ready("watching")
+
+    def _tell_everything(self) -> None:
+        for handle, descriptor in zip(self._handles, self._handle_fds, strict=True):
+            self.send(handle, descriptor)
+        for capability in self._capabilities:
+            self.send(capability)
+        for process in self._processes.values():
+            self.send(process.seen)
+            for library in process.libraries.values():
+                self.send(library)
+        for failure in self._failures.values():
+            self.send(failure)
+        for shed in self._sheds:
+            self.send(shed)
+        self._tell_attached()
+        boot = self.procfs.boot_id() or ""
+        self.send(messages.Started(version=messages.VERSION, pid=os.getpid(), restarts=self._front.restarts, boot_id=boot))
+
+    def _tell_attached(self) -> None:
+        if self._attacher is not None:
+            for backend in self._tables:
+                self.send(messages.Attached(sites=self._attacher.attached(backend), backend=backend))
+
+    # --- programs --------------------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        tree = headers.prepare(Path(self.settings.headers), Path(self.settings.state_dir))
+        multi = capabilities.uprobe_multi().state == "yes"
+        pages = {"EVENT_PAGES": self.settings.event_pages, "PROCESS_PAGES": self.settings.process_pages}
+        loadings = [
+            loader.Loading(
+                family,
+                python=self.settings.system_python,
+                sources=loader.program_sources(),
+                headers=tree.path,
+                version_code=tree.version_code,
+                pages=pages,
+            )
+            for family in loader.families(uprobe_multi=multi)
+        ]
+        waiting = {loading.fileno(): loading for loading in loadings}
+        loaded: list[loader.Loaded] = []
+        try:
+            for descriptor, loading in waiting.items():
+                self.watch(descriptor, lambda loading=loading: self._take_loaded(loading, loaded))  # type: ignore[misc]
+            while len(loaded) < len(loadings) and not self._stopping:
+                self._turn(_TICK)
+        finally:
+            for loading in loadings:
+                self.forget(loading.fileno())
+                loading.close()
+        for part in loaded:
+            self._programs.update(part.programs)
+            self._maps.update(part.maps)
+            for name, words in part.missing.items():
+                self.log("info", f"program {name} is not available on this kernel: {words[:200]}")
+        if not self._stopping:
+            self._put_to_work(multi)
+
+    def _take_loaded(self, loading: loader.Loading, loaded: list[loader.Loaded]) -> None:
+        self.forget(loading.fileno())
+        loaded.append(loading.result())
+
+    def _put_to_work(self, multi: bool) -> None:
+        settings = self.settings
+        bpf.update(self._maps["settings"], c.c_uint32(0), abi.Settings(slow_ns=settings.slow_ns))
+        for program, name in _RAW_TRACEPOINTS.items():
+            if program in self._programs:
+                self._links.append(bpf.attach_raw_tracepoint(self._programs[program], name))
+        self._attacher = attach.Attacher(
+            self._programs, self._maps, multi=multi, return_probes=settings.return_probes, limit=settings.guard_limit
+        )
+        limits = arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active)
+        self._arms = arms.Arms(maps=self._maps, procfs=self.procfs, loop=self, limits=limits, is_rank=self._is_rank)
+        for name in ("stats", "inflight", "comms", "counters", "held", "process_counters"):
+            self._handles.append(messages.MapHandle(writable=0, name=name))
+            self._handle_fds.append(bpf.read_only(self._maps[name]))
+        for name in ("events", "process_events"):
+            self._handles.append(messages.MapHandle(writable=1, name=name))
+            self._handle_fds.append(self._maps[name])
+
+    def _first_look(self) -> None:
+        self._discovery = Discovery(self.procfs, [table_wanted(table) for table in self._tables.values()], clock=time.monotonic)
+        self.watch(self._discovery.fileno(), self._on_search)
+        self._discover()
+        self._started = True
+        self._tell_everything()
+        self._announce_ready()
+        self.after(0.0, self._probe_capabilities)
+        self.after(_TICK, self._tick)
+
+    def _probe_capabilities(self) -> None:
+        """In a child: it attaches probes and traces a process of its own, which takes up to a second in all."""
+        reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            status = 1
+            try:
+                signal.set_wakeup_fd(-1)
+                os.nice(10)
+                found = capabilities.probe_all(system_python=self.settings.system_python, headers_root=Path(self.settings.headers))
+                states = {"no": 0, "yes": 1, "unknown": 2}
+                for item in found:
+                    line = messages.CapabilityFound(state=states[item.state], name=item.name, detail=item.detail, remedy=item.remedy)
+                    writing.send(bytes(line))
+                status = 0
+            finally:
+                os._exit(status)
+        writing.close()
+        reading.setblocking(False)
+        self.watch(reading.fileno(), lambda: self._on_capability(reading))
+
+    def _on_capability(self, reading: socket.socket) -> None:
+        while True:
+            try:
+                data = reading.recv(messages.LARGEST)
+            except BlockingIOError:
+                return
+            if not data:
+                break
+            message = messages.decode(data, {messages.CapabilityFound.KIND: messages.CapabilityFound})
+            assert isinstance(message, messages.CapabilityFound)
+            self._capabilities.append(message)
+            self.send(message)
+        self.forget(reading.fileno())
+        reading.close()
+        self._reap()
+
+    # --- processes and libraries -----------------------------------------------------------------------------------------------
+
+    def _discover(self) -> None:
+        if self._discovery is not None:
+            self._on_found(self._discovery.tick(time.monotonic()))
+
+    def _on_search(self) -> None:
+        if self._discovery is not None:
+            self._on_found(self._discovery.on_readable())
+
+    def _on_found(self, found: list[ProcessSeen | LibraryFound | SearchFailed | ProcessGone | ProcessExeced]) -> None:
+        for item in found:
+            if isinstance(item, ProcessSeen):
+                self._on_process(item)
+            elif isinstance(item, LibraryFound):
+                self._on_library(item)
+            elif isinstance(item, ProcessGone):
+                self._on_gone(item.pid)
+            elif isinstance(item, SearchFailed):
+                self._fail(0, "search", item.path, item.reason)
+        if found:
+            self._tell_attached()
+
+    def _on_process(self, item: ProcessSeen) -> None:
+        if item.pid in self._processes:
+            if self._processes[item.pid].start_time == item.start_time:
+                self._processes[item.pid].seen = process_message(item)
+                self.send(self._processes[item.pid].seen)
+                return
+            self._on_gone(item.pid)
+        process = Process(process_message(item))
+        process.pidfd = exits.watch(item.pid)
+        self._processes[item.pid] = process
+        bpf.update(self._maps["ranks"], c.c_uint32(item.pid), c.c_uint32(1))
+        if process.pidfd is not None:
+            self.watch(process.pidfd, lambda: self._on_gone(item.pid))
+        self.send(process.seen)
+
+    def _on_library(self, item: LibraryFound) -> None:
+        process = self._processes.get(item.pid)
+        if process is None or self._attacher is None:
+            return
+        sites, problem = 0, ""
+        try:
+            sites = self._attacher.attach(
+                self._tables[item.backend],
+                device=item.device,
+                inode=item.inode,
+                path=item.path,
+                open_path=item.open_path,
+                symbols=item.symbols,
+                version=item.version,
+            )
+        except (attach.AttachError, OSError) as error:
+            problem = str(error)
+            self._fail(item.pid, error.reason if isinstance(error, attach.AttachError) else "open", item.path, problem)
+        library = messages.LibraryMapped(
+            pid=item.pid,
+            start_time=item.start_time,
+            device=item.device,
+            inode=item.inode,
+            sites=sites,
+            backend=item.backend,
+            version=item.version,
+            path=item.path,
+            problem=problem,
+        )
+        process.libraries[(item.device, item.inode, item.backend)] = library
+        self.send(library)
+
+    def _fail(self, pid: int, reason: str, path: str, text: str) -> None:
+        failure = messages.AttachFailed(pid=pid, reason=reason, path=path, text=text)
+        if len(self._failures) < 1000:
+            self._failures[path] = failure
+        self.send(failure)
+
+    def _is_rank(self, pid: int, start_time: int) -> bool:
+        process = self._processes.get(pid)
+        return process is not None and process.start_time == start_time and self.procfs.start_time(pid) == start_time
+
+    def _on_gone(self, pid: int) -> None:
+        process = self._processes.pop(pid, None)
+        if process is None:
+            return
+        ended = exits.UNKNOWN
+        if process.pidfd is not None:
+            ended = exits.how(pid, process.pidfd)
+            self.forget(process.pidfd)
+            os.close(process.pidfd)
+        if self._arms is not None:
+            self._arms.on_exit(pid)
+        bpf.delete(self._maps["ranks"], c.c_uint32(pid))
+        self._sweep(pid)
+        start = process.start_time
+        self.send(messages.ProcessEnded(pid=pid, start_time=start, code=ended.code, signal=ended.signal, known=int(ended.known)))
+        self.after(self.settings.expire_after, lambda: self._forget_counts(pid))
+
+    def _sweep(self, pid: int) -> None:
+        """Calls that will never return."""
+        for key, value in bpf.read_all(self._maps["inflight"], abi.InflightKey, abi.Inflight, 65536):
+            if value.tgid == pid:
+                bpf.delete(self._maps["inflight"], key)
+
+    def _forget_counts(self, pid: int) -> None:
+        """Counters stay readable for a while after the exit, so that the last scrape is complete; then their entries are freed."""
+        if pid in self._processes:
+            return  # the number is another process's by now; its counts go on in the same entries until it ends
+        for name, key, value in (
+            ("stats", abi.StatKey, abi.Stat),
+            ("comms", abi.CommKey, abi.Comm),
+            ("groups", abi.GroupKey, c.c_uint64),
+        ):
+            for entry in [entry for entry in bpf.keys(self._maps[name], key) if entry.tgid == pid]:
+                bpf.delete(self._maps[name], entry)
+            del value
+
+    # --- once a second ---------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self.after(_TICK, self._tick)
+        self._reap()
+        notify.watchdog()
+        if self._attacher is None:
+            return
+        sheds = self._attacher.guard()
+        for shed in sheds:
+            line = messages.Shed(rate=shed.rate, limit=self.settings.guard_limit, backend=shed.backend, symbol=shed.symbol, path=shed.path)
+            self._sheds.append(line)
+            self.send(line)
+        if sheds:
+            self._tell_attached()
+        self._poll_stopped()
+
+    def _poll_stopped(self) -> None:
+        """Where the kernel's continue event is not to be had, a stopped rank is looked at until it runs."""
+        for pid, process in self._processes.items():
+            state = self.procfs.state(pid)
+            stopped = state == "T"
+            if process.stopped and not stopped and state is not None:
+                self.send(messages.Resumed(pid=pid))
+            process.stopped = stopped
+
+    def _reap(self) -> None:
+        """Short-lived children that are waited for by nobody else."""
+        capabilities.reap_orphans()
+
+    # --- stop ------------------------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        self._stopping = True
+        notify.stopping()
+        if self._arms is not None:
+            self._arms.kill_all()
+        self._front.stop(5.0)
+        if self._attacher is not None:
+            self._attacher.detach_all()
+        for link in self._links:
+            os.close(link)
+
+
+def table_wanted(table: Table) -> object:
+    """The part of a table that discovery needs."""
+    from singularityd.kernel.elf import Wanted
+
+    return Wanted(table.backend, table.markers, table.exact, table.prefixes, table.version)
+
+
+def process_message(item: ProcessSeen) -> messages.ProcessSeen:
+    """As the front is told."""
+    pids = (c.c_uint32 * 8)(*item.namespace_pids[:8])
+    environ = "\n".join(f"{name}={value[:512]}" for name, value in item.environ.items() if "\n" not in value)
+    return messages.ProcessSeen(
+        pid=item.pid,
+        start_time=item.start_time,
+        parent=item.parent,
+        uid=item.uid,
+        name=item.name,
+        namespace_pids=pids,
+        environ=environ,
+    )
+
+
+def main() -> int:
+    """Entry of the slim process: one argument, the settings as JSON."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    return Executor(settings).run()
