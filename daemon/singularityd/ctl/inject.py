@@ -1,0 +1,117 @@
+"""`singularityctl inject`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from singularityd.ctl import words
+from singularityd.ctl.failures import NoHits
+from singularityd.ctl.messages import calls, deadline, fault_state, fault_value, standing, target
+from singularityd.ctl.output import print_json, remark, say
+from singularityd.ctl.session import Session, common
+from singularityd.errors import Refused, UsageError
+
+if TYPE_CHECKING:
+    from singularityd.api.v1 import node_pb2
+
+WAIT_BEYOND = 15.0
+"""Seconds after its deadline in which a fault must be told as ended."""
+LARGEST_RANK = 2**31 - 1
+
+
+@click.command()
+@click.argument("pattern", metavar="PATTERN")
+@click.argument("options", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--rank", type=click.IntRange(0, LARGEST_RANK), metavar="RANK", help="The global rank to disturb, as `ranks` lists it.")
+@click.option("--job", metavar="JOB", default="", help="The job it belongs to; needed where several run on this host.")
+@click.option("--for", "duration", metavar="TIME", default="", help="How long the fault lasts, for example 500ms, 5s, 2m (default: 10s).")
+@click.option("--reason", metavar="TEXT", default="", help="Why; kept in the journal.")
+@click.option("--wait", is_flag=True, help="Return when the fault has ended; exit 5 when it hit no call.")
+@click.option("--dry-run", is_flag=True, help="Check everything and say what would be armed; arm nothing.")
+@common
+@click.pass_obj
+def inject(
+    session: Session,
+    pattern: str,
+    options: tuple[str, ...],
+    *,
+    rank: int | None,
+    job: str,
+    duration: str,
+    reason: str,
+    wait: bool,
+    dry_run: bool,
+) -> None:
+    """Disturb the collective calls of one rank of a live job.
+
+    \b
+    singularityctl inject --rank 3 timeout --for 5s --wait
+    singularityctl inject --rank 3 timeout point=allreduce probability=25% ms=200
+
+    `singularityctl faults --patterns` lists the patterns and their keys. The fault ends at its deadline, by `singularityctl
+    clear`, or when either half of the daemon dies.
+    """
+    if rank is None:
+        raise UsageError("--rank is missing: which rank to disturb", hint="write --rank N; singularityctl ranks lists them")
+    if wait and dry_run:
+        raise UsageError("--wait waits for a fault to end, and --dry-run arms none", hint="leave one of them out")
+    words_given = pairs(options)
+    with session.connect() as client:
+        fault = client.inject(rank=rank, job=job, pattern=pattern, options=words_given, duration=duration, reason=reason, dry_run=dry_run)
+        if fault_state(fault) == "refused":
+            raise Refused(f"{fault.pattern} on {target(fault)} was not armed: {fault.ending}")
+        if not session.json:
+            tell_armed(fault, default=not duration)
+        if wait:
+            fault = client.wait(fault.id, timeout=fault.duration_seconds + WAIT_BEYOND)
+    if session.json:
+        print_json(fault_value(fault))
+    if wait:
+        tell_ended(fault, quiet=session.json)
+
+
+def pairs(arguments: Iterable[str]) -> dict[str, str]:
+    """`KEY=VALUE` words as a map. Raises UsageError; what keys and values mean is for the daemon to judge."""
+    found: dict[str, str] = {}
+    for argument in arguments:
+        key, mark, text = argument.partition("=")
+        if not mark or not key:
+            raise UsageError(
+                f"{argument!r} is not KEY=VALUE", hint="write for example probability=25%; singularityctl faults --patterns lists the keys"
+            )
+        if key in found:
+            raise UsageError(f"{key} is given twice", hint=f"keep one of {key}={found[key]} and {argument}")
+        found[key] = text
+    return found
+
+
+def tell_armed(fault: node_pb2.Fault, *, default: bool) -> None:
+    """Say what was armed, on which process, by which mechanism and until when."""
+    dry = fault_state(fault) == "dry_run"
+    say(f"would arm {fault.pattern} on {target(fault)}" if dry else f"armed {fault.id}: {fault.pattern} on {target(fault)}")
+    limits = f", at most {words.plural(fault.count, 'hit')}" if fault.count else ""
+    say(f"  calls      {calls(fault)}{limits}")
+    say(f"  held       {f'{fault.milliseconds} ms each' if fault.milliseconds else 'until the fault ends'}")
+    if fault.mechanism:
+        say(f"  mechanism  {fault.mechanism}")
+    end = deadline(fault)
+    lasts = f"for {words.duration(fault.duration_seconds)}{' (default)' if default else ''}"
+    say(f"  ends       {f'{words.moment(end)}, {lasts}' if end else lasts}")
+    if not dry:
+        remark(f"end it now: singularityctl clear {fault.id}")
+
+
+def tell_ended(fault: node_pb2.Fault, *, quiet: bool) -> None:
+    """Say how it ended. Raises NoHits when it disturbed nothing."""
+    if not quiet:
+        say(f"{fault.id} {standing(fault)}: {fault.ending or 'no reason given'}")
+    if not fault.hits:
+        meant = calls(fault)
+        raise NoHits(
+            f"armed, 0 hits: rank {fault.rank} made no matching call ({meant}) while {fault.id} was armed"
+            + (f"; it ended by: {fault.ending}" if fault.ending else ""),
+            hint="singularityctl top --once shows the calls it makes; a longer --for, a higher probability or point=any reach more of them",
+        )
