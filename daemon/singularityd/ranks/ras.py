@@ -53,12 +53,12 @@ class RasPoller:
         try:
             async with asyncio.timeout(self._timeout):
                 document = await self._ask()
-        except (OSError, TimeoutError, ValueError, EOFError):
+        except (OSError, TimeoutError, ValueError):
             return []
         return parse(document, self._addresses())
 
     async def _ask(self) -> bytes:
-        """One conversation; raises EOFError and ValueError where the other side is no RAS service or speaks no JSON."""
+        """One conversation; raises ValueError where the other side is no RAS service or speaks no JSON."""
         reader, writer = await asyncio.open_connection(self._host, self._port, limit=_LINE)
         try:
             if not (await _say(reader, writer, f"CLIENT PROTOCOL {_PROTOCOL}")).startswith("SERVER PROTOCOL "):
@@ -75,7 +75,7 @@ class RasPoller:
 
 async def _say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str) -> str:
     writer.write(f"{line}\n".encode())
-    answer = await reader.readuntil(b"\n")
+    answer = await reader.readline()  # empty at the end; ValueError past the limit
     return answer.decode("ascii", "replace").strip().upper()
 
 

@@ -34,7 +34,9 @@ def four(registry, port=29500, first=100, count=4):
 def test_a_torchrun_job(registry):
     four(registry)
     assert shown(registry) == [(100 + rank, JOB, rank) for rank in range(4)]
-    assert {(rank.source, rank.scheme, rank.confidence, rank.world) for rank in registry.all()} == {("environment", "torchrun", "medium", 4)}
+    assert {(rank.source, rank.scheme, rank.confidence, rank.world) for rank in registry.all()} == {
+        ("environment", "torchrun", "medium", 4)
+    }
 
 
 def test_data_loader_workers_are_not_the_rank_whoever_is_found_first(registry):
