@@ -9,7 +9,7 @@ import click
 from singularityd.ctl import words
 from singularityd.ctl.failures import tell
 from singularityd.ctl.messages import state
-from singularityd.ctl.output import print_json, remark
+from singularityd.ctl.output import print_json, remark, say, say_wrapped
 from singularityd.ctl.session import Session, common
 
 if TYPE_CHECKING:
@@ -49,16 +49,10 @@ def doctor(ctx: click.Context) -> None:
 
 
 def _print(one: node_pb2.Capability, longest: int) -> None:
-    import textwrap
-
-    head = f"{capability_state(one):<7}  {words.printable(one.name):<{longest}}  "
-    rest = " " * len(head)
-    detail, remedy = words.printable(one.detail), words.printable(one.remedy)
-    for line in textwrap.wrap(detail, 100, initial_indent=head, subsequent_indent=rest, break_on_hyphens=False) or [head.rstrip()]:
-        click.echo(line)
-    # A remedy may be a command to copy: it is never broken.
-    if remedy:
-        click.echo(f"         remedy: {remedy}")
+    say_wrapped(f"{capability_state(one):<7}  {one.name:<{longest}}  ", one.detail)
+    if one.remedy:
+        # It may be a command to copy, so its line is never broken.
+        say(f"         remedy: {one.remedy}")
 
 
 def capability_state(one: node_pb2.Capability) -> str:

@@ -34,6 +34,9 @@ def events(session: Session, follow: bool, since: str, kinds: tuple[str, ...]) -
             for event in stream:
                 _print(session, event)
                 token = event.token or token
+    except BrokenPipeError:
+        token = ""  # `| head`: whoever read it has seen enough
+        raise
     finally:
         # Also when interrupted or cut off: that is when one wants to go on from here.
         if token:
@@ -44,7 +47,7 @@ def _print(session: Session, event: node_pb2.Event) -> None:
     if session.json:
         print_json_line(event_value(event))
     else:
-        say(f"{words.instant(event.at)}  {event.severity:<7}  {event.kind}  {event.text}")
+        say(f"{words.instant(event.at)}  {event.severity:<7}  {event.kind:<16}  {event.text}")
 
 
 def event_value(event: node_pb2.Event) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from singularityd.ctl import words
-from singularityd.ctl.messages import calls, deadline, fault_value, standing
-from singularityd.ctl.output import Column, print_json, print_table, remark, say
+from singularityd.ctl.messages import calls, deadline, fault_state, fault_value, standing
+from singularityd.ctl.output import Column, print_json, print_table, remark, say, say_wrapped
 from singularityd.ctl.session import Session, common
 from singularityd.errors import UsageError
 
@@ -20,10 +20,9 @@ COLUMNS = (
     Column("PATTERN"),
     Column("JOB", least=8),
     Column("RANK", right=True),
-    Column("PID", right=True),
     Column("CALLS", least=8),
-    Column("STATE", least=13),
-    Column("ENDS OR ENDED"),
+    Column("STATE"),
+    Column("UNTIL"),
     Column("ENDING", least=8),
 )
 
@@ -35,7 +34,11 @@ COLUMNS = (
 @common
 @click.pass_obj
 def faults(session: Session, history: bool, limit: int, patterns: bool) -> None:
-    """List the armed faults, or what can be armed."""
+    """List the armed faults, or what can be armed.
+
+    UNTIL is the deadline of an armed fault and the end of one that ended (UTC). The process, the mechanism, who asked and why are
+    in the JSON.
+    """
     if patterns and history:
         raise UsageError("--patterns lists what can be armed, --history what was", hint="leave one of them out")
     with session.connect() as client:
@@ -46,16 +49,23 @@ def faults(session: Session, history: bool, limit: int, patterns: bool) -> None:
     if session.json:
         print_json({"faults": [fault_value(fault) for fault in found]})
     elif found:
-        print_table(COLUMNS, [_row(fault) for fault in found])
+        show(found, session.clock())
     else:
         remark("no fault is in the journal" if history else "no fault is armed")
 
 
-def _row(fault: node_pb2.Fault) -> list[str]:
-    when = words.moment(fault.ended_at or deadline(fault))
-    pid = str(fault.pid) if fault.pid else words.ABSENT
-    job, ending = fault.job or words.ABSENT, fault.ending or words.ABSENT
-    return [fault.id, fault.pattern, job, str(fault.rank), pid, calls(fault), standing(fault), when, ending]
+def show(found: list[node_pb2.Fault], now: float) -> None:
+    """Print the table, and below it, whole, why those that were refused were."""
+    print_table(COLUMNS, [_row(fault, now) for fault in found])
+    for fault in found:
+        if fault_state(fault) == "refused":
+            say_wrapped(f"{fault.id} refused: ", fault.ending)
+
+
+def _row(fault: node_pb2.Fault, now: float) -> list[str]:
+    until = words.near(fault.ended_at or deadline(fault), now)
+    ending = "see below" if fault_state(fault) == "refused" else fault.ending or words.ABSENT
+    return [fault.id, fault.pattern, fault.job or words.ABSENT, str(fault.rank), calls(fault), standing(fault), until, ending]
 
 
 def _patterns(session: Session, found: list[node_pb2.Pattern]) -> None:
@@ -65,21 +75,12 @@ def _patterns(session: Session, found: list[node_pb2.Pattern]) -> None:
     for place, pattern in enumerate(found):
         if place:
             say("")
-        _tell(pattern.name, pattern.summary)
+        say_wrapped(f"{pattern.name}  ", pattern.summary)
         say(f"  libraries   {', '.join(pattern.backends)}")
         say(f"  mechanisms  {', '.join(pattern.mechanisms)}")
         keys = max((len(option.name) for option in pattern.options), default=0)
         for option in pattern.options:
-            _tell(f"  {option.name.ljust(keys)}=", option.summary)
-
-
-def _tell(head: str, text: str) -> None:
-    """A head and its text, wrapped under itself."""
-    import textwrap
-
-    shown = words.printable(f"{head}  {text}")
-    for line in textwrap.wrap(shown, 100, subsequent_indent=" " * (words.width(words.printable(head)) + 2), break_on_hyphens=False):
-        click.echo(line)
+            say_wrapped(f"  {f'{option.name}='.ljust(keys + 1)}  ", option.summary)
 
 
 def _pattern_value(pattern: node_pb2.Pattern) -> dict[str, object]:

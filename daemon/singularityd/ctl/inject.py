@@ -111,7 +111,6 @@ def tell_ended(fault: node_pb2.Fault, *, quiet: bool) -> None:
     if not fault.hits:
         meant = calls(fault)
         raise NoHits(
-            f"armed, 0 hits: rank {fault.rank} made no matching call ({meant}) while {fault.id} was armed"
-            + (f"; it ended by: {fault.ending}" if fault.ending else ""),
+            f"armed, 0 hits: rank {fault.rank} made no matching call ({meant}) while {fault.id} was armed",
             hint="singularityctl top --once shows the calls it makes; a longer --for, a higher probability or point=any reach more of them",
         )

@@ -69,8 +69,9 @@ def calls(fault: node_pb2.Fault) -> str:
 
 
 def standing(fault: node_pb2.Fault) -> str:
-    """`armed, 0 hits`: what a person wants to know first."""
-    return f"{fault_state(fault).replace('_', ' ')}, {words.plural(fault.hits, 'hit')}"
+    """`armed, 0 hits`: what a person wants to know first. What was refused could hit nothing."""
+    name = fault_state(fault)
+    return f"{name}, {words.plural(fault.hits, 'hit')}" if name in ("armed", "ended") else name.replace("_", " ")
 
 
 def deadline(fault: node_pb2.Fault) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -74,6 +75,16 @@ def print_json_line(value: Any) -> None:
 def say(text: str) -> None:
     """Print one line of an answer."""
     click.echo(printable(text))
+
+
+def say_wrapped(head: str, text: str) -> None:
+    """Print a head and a text, within the width; the text's further lines stand under its first."""
+    first = printable(head)
+    lines = textwrap.wrap(
+        printable(text), WIDTH, initial_indent=first, subsequent_indent=" " * width(first), break_on_hyphens=False, drop_whitespace=True
+    )
+    for line in lines or [first.rstrip()]:
+        click.echo(line)
 
 
 def remark(text: str) -> None:

@@ -14,9 +14,16 @@ from singularityd.ctl.session import Session, common
 if TYPE_CHECKING:
     from singularityd.api.v1 import node_pb2
 
-JOB, PID, INSIDE = Column("JOB", least=8), Column("PID", right=True), Column("INSIDE", right=True)
-RANK, LOCAL, NAME = Column("RANK", right=True), Column("LOCAL", right=True), Column("NAME", least=6)
-REST = (Column("STATE"), Column("SOURCE"), Column("SURE"), Column("SEES"), Column("LIBRARIES", least=10))
+COLUMNS = (
+    Column("JOB", least=8),
+    Column("RANK", right=True),
+    Column("PID", right=True),
+    Column("STATE"),
+    Column("SOURCE"),
+    Column("SURE"),
+    Column("SEES"),
+    Column("LIBRARIES", least=10),
+)
 
 
 @click.command()
@@ -26,9 +33,10 @@ REST = (Column("STATE"), Column("SOURCE"), Column("SURE"), Column("SEES"), Colum
 def ranks(session: Session, job: str) -> None:
     """List the ranks of this host, and how each is known.
 
-    RANK is the global rank and, behind the slash, the size of the job's world; `?` is a rank that is not known yet. SEES is what
-    can be seen of its calls: collectives (the call is the collective), enqueue (the call only queues work on a GPU), graph (the
-    GPU replays calls that nobody makes again) or none. A library stands with its version and, in brackets, its probe sites.
+    RANK is the global rank and, behind the slash, the size of the job's world; `?` is a rank that is not known yet. PID has in
+    brackets what the process calls itself in its own namespace, where that differs. SOURCE and SURE are how the rank is known and
+    how well. SEES is what can be seen of its calls: collectives (the call is the collective), enqueue (the call only queues work
+    on a GPU), graph (the GPU replays calls that nobody makes again) or none. Local rank, user, name and paths are in the JSON.
     """
     with session.connect() as client:
         found = list(client.ranks(job).ranks)
@@ -42,28 +50,25 @@ def ranks(session: Session, job: str) -> None:
 
 def show(found: list[node_pb2.Rank]) -> None:
     """Print the table, and below it each library that could not be probed."""
-    nested = any(inside(rank) != rank.pid for rank in found)
-    columns = [JOB, RANK, LOCAL, PID, *([INSIDE] if nested else []), NAME, *REST]
-    print_table(columns, [_row(rank, nested) for rank in found])
+    print_table(COLUMNS, [_row(rank) for rank in found])
     for rank in found:
         for library in rank.libraries:
             if library.problem:
                 remark(f"pid {rank.pid}: {library.backend} in {library.path}: {library.problem}")
 
 
-def _row(rank: node_pb2.Rank, nested: bool) -> list[str]:
+def _row(rank: node_pb2.Rank) -> list[str]:
     number = str(rank.rank) if rank.HasField("rank") else words.UNKNOWN
     world = f"/{rank.world}" if rank.HasField("world") else ""
-    local = str(rank.local_rank) if rank.HasField("local_rank") else words.UNKNOWN
-    within = [str(inside(rank))] if nested else []
+    pid = str(rank.pid) if inside(rank) == rank.pid else f"{rank.pid} ({inside(rank)})"
     libraries = ", ".join(_library(library) for library in rank.libraries)
     known = [rank_state(rank), rank.source, rank.confidence, rank.visibility, libraries]
-    return [rank.job, number + world, local, str(rank.pid), *within, rank.name, *(text or words.ABSENT for text in known)]
+    return [rank.job, number + world, pid, *(text or words.ABSENT for text in known)]
 
 
 def _library(library: node_pb2.Library) -> str:
-    version = f" {library.version}" if library.version else ""
-    return f"{library.backend}{version} ({library.sites})"
+    name = f"{library.backend} {library.version}".rstrip()
+    return name if library.sites else f"{name} (no probes)"
 
 
 def inside(rank: node_pb2.Rank) -> int:

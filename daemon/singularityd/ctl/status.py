@@ -9,7 +9,7 @@ import click
 
 from singularityd.ctl import words
 from singularityd.ctl.messages import deadline, fault_state, fault_value, standing, target
-from singularityd.ctl.output import print_json, say
+from singularityd.ctl.output import print_json, say_wrapped
 from singularityd.ctl.session import Session, common
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ UNHEALTHY = 1
 def status(ctx: click.Context) -> None:
     """Say how the daemon is, what it watches and what it disturbs.
 
-    Exits 1 when a part of it is not well.
+    `dropped` counts records that a full buffer lost, `unattached` files that could not be probed, by reason; `shed` are probe
+    sites taken away because they were hit too often. Exits 1 when a part of it is not well.
     """
     session: Session = ctx.obj
     with session.connect() as client:
@@ -33,7 +34,7 @@ def status(ctx: click.Context) -> None:
         print_json(status_value(reply))
     else:
         for head, text in lines(reply, session.clock()):
-            say(f"{head:<10}{text}")
+            say_wrapped(f"{head:<12}", text)
     if not reply.healthy:
         ctx.exit(UNHEALTHY)
 
@@ -45,9 +46,9 @@ def lines(reply: node_pb2.StatusReply, now: float) -> list[tuple[str, str]]:
     found = [
         ("daemon", f"{word}, version {reply.version}, pid {reply.front_pid}, up {_age(reply.started_at, now)}"),
         ("executor", _executor(reply, now)),
-        ("probes", _counts(reply.probes, " sites") or "none attached"),
-        ("dropped", _counts(reply.dropped, " records") or "nothing"),
-        ("attach", _counts(reply.attach_errors, " errors") or "no errors"),
+        ("probes", _counts(reply.probes, "{name} {count} sites") or "none attached"),
+        ("dropped", _counts(reply.dropped, "{name} {count}") or "nothing"),
+        ("unattached", _counts(reply.attach_errors, "{name} {count}") or "nothing"),
         ("shed", ", ".join(reply.shed) or "nothing"),
         ("ranks", f"{reply.ranks}{jobs}"),
         ("metrics", f"http://{reply.metrics_address}/metrics" if reply.metrics_address else "off"),
@@ -70,9 +71,9 @@ def _fault(fault: node_pb2.Fault, now: float) -> str:
     return f"{text}, {words.duration(max(0.0, round(deadline(fault) - now, 1)))} left"
 
 
-def _counts(counts: Mapping[str, int], noun: str) -> str:
+def _counts(counts: Mapping[str, int], wording: str) -> str:
     """`gloo 24 sites, nccl 60 sites`; what is 0 is not worth a word."""
-    return ", ".join(f"{name} {counts[name]}{noun}" for name in sorted(counts) if counts[name])
+    return ", ".join(wording.format(name=name, count=counts[name]) for name in sorted(counts) if counts[name])
 
 
 def _age(since: float, now: float) -> str:

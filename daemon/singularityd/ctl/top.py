@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from singularityd.ctl import words
-from singularityd.ctl.output import Column, print_json, print_table, remark, styled, table, terminal
+from singularityd.ctl.output import WIDTH, Column, print_json, print_table, remark, say, styled, table, terminal
 from singularityd.ctl.percentile import percentile
 from singularityd.ctl.session import Session, common, seconds
 
@@ -29,7 +29,7 @@ COLUMNS = (
     Column("SKEW", right=True),
     Column("FAULT", least=5),
 )
-JOB = Column("JOB", least=6)
+NOTHING = "no collective call was seen on this host yet"
 
 
 class Line(NamedTuple):
@@ -83,10 +83,13 @@ def _once(session: Session, reading: tuple[node_pb2.TopReply, list[Line]]) -> No
     reply, found = reading
     if session.json:
         print_json({"at": reply.at, "rows": [line_value(line) for line in found]})
-    elif found:
-        print_table(*rows(found))
-    else:
-        remark("no collective call was seen on this host yet")
+        return
+    for title, rows in by_job(found):
+        if title:
+            say(title)
+        print_table(COLUMNS, rows)
+    if not found:
+        remark(NOTHING)
 
 
 def _live(found: Iterator[tuple[node_pb2.TopReply, list[Line]]]) -> None:
@@ -95,13 +98,14 @@ def _live(found: Iterator[tuple[node_pb2.TopReply, list[Line]]]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False, no_color=not styled())
+    weight = "bold" if styled() else ""
     with Live(Text("first reading ..."), console=console, screen=True, auto_refresh=False) as screen:
         for reply, seen in found:
-            header, *rest = table(*rows(seen), limit=min(100, console.width))
-            title = f"singularityctl top  {words.moment(reply.at)}\n\n"
-            weight = "bold" if styled() else ""
-            body = rest if seen else ["no collective call was seen on this host yet"]
-            screen.update(Text.assemble(title, (header, weight), *(f"\n{line}" for line in body), no_wrap=True), refresh=True)
+            page = Text(f"singularityctl top  {words.moment(reply.at)}\n", no_wrap=True)
+            for title, rows in by_job(seen):
+                header, *rest = table(COLUMNS, rows, limit=min(WIDTH, console.width))
+                page.append(f"\n{title}\n" if title else "\n").append(header, weight).append("\n" + "\n".join(rest) + "\n")
+            screen.update(page if seen else page.append(f"\n{NOTHING}\n"), refresh=True)
 
 
 def compare(before: node_pb2.TopReply, now: node_pb2.TopReply) -> list[Line]:
@@ -133,11 +137,11 @@ def _order(row: node_pb2.TopRow) -> tuple[Any, ...]:
     return row.job, not row.HasField("rank"), row.rank, row.pid, row.backend, row.op, row.comm
 
 
-def rows(found: list[Line]) -> tuple[list[Column], list[list[str]]]:
-    """The table; the job is a column only where there are several."""
-    several = len({line.row.job for line in found}) > 1
-    columns = [*([JOB] if several else []), *COLUMNS]
-    return columns, [[*([line.row.job] if several else []), *_cells(line)] for line in found]
+def by_job(found: list[Line]) -> list[tuple[str, list[list[str]]]]:
+    """The rows of each job under its title; one job alone needs none."""
+    jobs = sorted({line.row.job for line in found})
+    titles = {job: words.shorten(words.printable(f"job {job}"), WIDTH) if len(jobs) > 1 else "" for job in jobs}
+    return [(titles[job], [_cells(line) for line in found if line.row.job == job]) for job in jobs]
 
 
 def _cells(line: Line) -> list[str]:
@@ -158,7 +162,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def _time(value: float | None) -> str:
-    return words.ABSENT if value is None else words.duration(value)
+    return words.ABSENT if value is None else words.coarse(value)
 
 
 def line_value(line: Line) -> dict[str, Any]:

@@ -52,6 +52,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d" + (f" {rest} h" if rest else "")
 
 
+def coarse(seconds: float) -> str:
+    """A length of time in its largest unit alone, for narrow columns: `850 us`, `2 min`, `4 h`."""
+    return " ".join(duration(seconds).split()[:2])
+
+
 def size(count: float) -> str:
     """Bytes with a binary unit: `512 B`, `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -83,6 +88,13 @@ def plural(count: int, noun: str) -> str:
 def moment(at: float) -> str:
     """A Unix time as `2026-12-01 03:04:05Z`. UTC: hosts of one cluster are compared with each other."""
     return _utc(at).strftime("%Y-%m-%d %H:%M:%SZ") if at else ABSENT
+
+
+def near(at: float, now: float) -> str:
+    """A Unix time as `03:04:05Z`, with the date and without the seconds when that is another day than `now`."""
+    if not at:
+        return ABSENT
+    return _utc(at).strftime("%H:%M:%SZ" if _utc(at).date() == _utc(now).date() else "%Y-%m-%d %H:%MZ")
 
 
 def instant(at: float) -> str:

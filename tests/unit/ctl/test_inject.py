@@ -1,0 +1,133 @@
+"""`singularityctl inject`: what it asks the daemon, what it says, how it ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from singularityd.ctl.inject import pairs
+from singularityd.errors import Failed, NoSuchRank, SingularityError
+
+from . import samples
+from .fake import FakeClient, ask
+
+
+def asked(client: FakeClient, name: str) -> dict[str, Any]:
+    return next(words for what, words in client.asked if what == name)
+
+
+PARTS = (["--rank", "3"], ["timeout"], ["point=allreduce"], ["--for", "5s"], ["--wait"])
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(len(PARTS))))[::7])
+def test_options_and_arguments_in_any_order(order: tuple[int, ...]) -> None:
+    words = [PARTS[place] for place in order]
+    if words.index(["timeout"]) > words.index(["point=allreduce"]):
+        words.remove(["timeout"])
+        words.insert(words.index(["point=allreduce"]), ["timeout"])
+    client = FakeClient()
+    result = ask("inject", *itertools.chain(*words), client=client)
+    assert result.exit_code == 0, result.output
+    assert asked(client, "inject") == {
+        "rank": 3,
+        "job": "",
+        "pattern": "timeout",
+        "options": {"point": "allreduce"},
+        "duration": "5s",
+        "reason": "",
+        "dry_run": False,
+    }
+    assert asked(client, "wait") == {"id": "f12", "timeout": samples.ARMED.duration_seconds + 15}
+
+
+def test_rank_0_is_a_rank() -> None:
+    client = FakeClient()
+    assert ask("inject", "--rank", "0", "timeout", client=client).exit_code == 0
+    assert asked(client, "inject")["rank"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["timeout"], "--rank"),
+        (["--rank", "3"], "PATTERN"),
+        (["--rank", "three", "timeout"], "three"),
+        (["--rank", "-1", "timeout"], "-1"),
+        (["--rank", "99999999999999999999", "timeout"], "99999999999999999999"),
+        (["--rank", "3", "timeout", "probability"], "'probability' is not KEY=VALUE"),
+        (["--rank", "3", "timeout", "=25%"], "'=25%' is not KEY=VALUE"),
+        (["--rank", "3", "timeout", "ms=1", "ms=2"], "ms is given twice"),
+        (["--rank", "3", "timeout", "--wait", "--dry-run"], "--dry-run"),
+        (["--rank", "3", "timeout", "--froo"], "--froo"),
+    ],
+)
+def test_usage_errors_name_the_thing_and_the_remedy_and_ask_no_daemon(words: list[str], named: str) -> None:
+    client = FakeClient()
+    result = ask("inject", *words, client=client)
+    assert result.exit_code == 2
+    first, second = result.stderr.splitlines()
+    assert first.startswith("singularityctl: ")
+    assert named in first
+    assert second.startswith("hint: ")
+    assert result.stdout == ""
+    assert not client.asked
+
+
+@given(st.dictionaries(st.text(min_size=1).filter(lambda key: "=" not in key), st.text(), max_size=5))
+def test_pairs_of_whatever_text(options: dict[str, str]) -> None:
+    assert pairs(f"{key}={text}" for key, text in options.items()) == options
+
+
+def test_values_may_hold_an_equals_sign() -> None:
+    assert pairs(["point=a=b"]) == {"point": "a=b"}
+
+
+def test_says_what_was_armed_where_how_and_until_when() -> None:
+    said = ask("inject", "--rank", "3", "timeout").stdout
+    for word in ("f12", "timeout", "rank 3", samples.JOB, "pid 4203", "ptrace, signal SIGURG", "for 10 s (default)"):
+        assert word in said
+    assert "(default)" not in ask("inject", "--rank", "3", "timeout", "--for", "10s").stdout
+
+
+def test_dry_run_is_told_as_such() -> None:
+    client = FakeClient()
+    result = ask("inject", "--rank", "3", "timeout", "--dry-run", client=client)
+    assert asked(client, "inject")["dry_run"] is True
+    assert result.stdout.startswith("would arm timeout on rank 3")
+    assert "clear" not in result.output
+
+
+def test_wait_without_a_hit_exits_5_also_in_json() -> None:
+    for more in ([], ["-o", "json"]):
+        result = ask("inject", "--rank", "3", "timeout", "--wait", *more, client=FakeClient(wait=samples.UNHIT))
+        assert result.exit_code == 5
+        assert "armed, 0 hits: rank 3 made no matching call" in result.stderr
+        assert "hint: " in result.stderr
+    assert json.loads(result.stdout)["hits"] == 0
+
+
+def test_wait_in_json_prints_the_ended_fault_once() -> None:
+    result = ask("inject", "--rank", "3", "timeout", "--wait", "-o", "json")
+    assert json.loads(result.stdout)["state"] == "ended"
+
+
+def test_refused_in_the_answer_is_a_failure() -> None:
+    result = ask("inject", "--rank", "3", "timeout", client=FakeClient(inject=samples.REFUSED))
+    assert result.exit_code == 1
+    assert "gdb (pid 77)" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(NoSuchRank("no rank 7 in job j", hint="there are 0-3"), 3), (Failed("the executor does not answer"), 1)],
+)
+def test_the_daemons_refusal_is_passed_on(failure: SingularityError, code: int) -> None:
+    result = ask("inject", "--rank", "7", "timeout", client=FakeClient(inject=failure))
+    assert result.exit_code == code
+    assert result.stderr.splitlines()[0] == f"singularityctl: {failure.text}"
+    assert ("hint: there are 0-3" in result.stderr) == bool(failure.hint)
