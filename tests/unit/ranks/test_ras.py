@@ -177,6 +177,7 @@ def test_no_bytes_break_the_parser(data):
     assert parse(data, HERE) == []
 
 
+KEYS = ["communicators", "ranks", "missing_ranks", "hash", "size", "rank", "pid", "host"]
 leaves = st.none() | st.booleans() | st.integers(-5, 2000) | st.text(max_size=5)
 
 

@@ -110,6 +110,17 @@ def test_an_orphaned_worker_does_not_become_the_rank(registry):
     assert [(rank.pid, rank.state) for rank in registry.all()] == [(103, "exited")]
 
 
+def test_a_helper_that_left_the_family_is_not_the_rank_once_the_rank_makes_calls(registry):
+    fill(registry, facts(103, torchrun(3)), facts(203, torchrun(3), parent=1))
+    registry.observe_calls({103})
+    assert numbers(registry) == [(103, 3)]
+
+
+def test_a_process_that_started_later_is_nobodys_parent(registry):
+    fill(registry, facts(203, torchrun(3), parent=103), facts(103, torchrun(3), start=9000))
+    assert numbers(registry) == [(203, 3), (103, 3)]
+
+
 # Communicators, RAS, agents
 
 
@@ -119,6 +130,14 @@ def test_without_an_environment_the_largest_communicator_tells(registry):
     registry.observe_init(50, comm="ffee0011", comm_rank=5, comm_size=8)
     rank = registry.by_pid(50)
     assert (rank.job, rank.rank, rank.world, rank.source, rank.confidence) == ("nccl-ffee0011", 5, 8, "probe", "high")
+
+
+@pytest.mark.parametrize("other", [f"{number:08x}" for number in range(20)])
+def test_of_two_communicators_of_one_size_the_name_decides_not_the_order(registry, other):
+    fill(registry, facts(50))
+    registry.observe_init(50, comm="ffee0011", comm_rank=1, comm_size=3)
+    registry.observe_init(50, comm=other, comm_rank=2, comm_size=3)
+    assert registry.by_pid(50).job == "nccl-ffee0011"
 
 
 def test_a_gloo_group_tells_the_rank_but_no_job(registry):
