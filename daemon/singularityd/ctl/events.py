@@ -33,7 +33,7 @@ def events(session: Session, follow: bool, since: str, kinds: tuple[str, ...]) -
             stream = client.follow(token=since, kinds=kinds, from_start=not follow and not since, no_follow=not follow)
             for event in stream:
                 _print(session, event)
-                token = event.token or token
+                token = event.token or token  # after printing: an interrupt between the two repeats an event and loses none
     except BrokenPipeError:
         token = ""  # `| head`: whoever read it has seen enough
         raise

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -25,9 +26,10 @@ class NoHits(SingularityError):
 
 def tell(text: str, hint: str = "") -> None:
     """The two lines of every failure."""
-    click.echo(f"{NAME}: {printable(text)}", err=True)
-    if hint:
-        click.echo(f"hint: {printable(hint)}", err=True)
+    with contextlib.suppress(OSError):  # stderr that is gone must not change the exit code
+        click.echo(f"{NAME}: {printable(text)}", err=True)
+        if hint:
+            click.echo(f"hint: {printable(hint)}", err=True)
 
 
 def report(failure: BaseException) -> int:
@@ -40,6 +42,10 @@ def report(failure: BaseException) -> int:
         case BrokenPipeError():
             _forget_stdout()
             return 0
+        case OSError():
+            _forget_stdout()
+            tell(f"the answer cannot be written: {failure.strerror or failure}")
+            return 1
         case SingularityError():
             tell(failure.text, failure.hint)
             return failure.exit_code
@@ -55,7 +61,7 @@ def report(failure: BaseException) -> int:
 
 
 def _forget_stdout() -> None:
-    """The reader is gone (`| head`): what is still buffered must not fail again when the interpreter ends."""
+    """What is still buffered for a reader that is gone or a disk that is full must not fail again when the interpreter ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

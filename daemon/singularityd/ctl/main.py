@@ -20,6 +20,7 @@ from singularityd.ctl.session import common
 from singularityd.ctl.status import status
 from singularityd.ctl.top import top
 from singularityd.ctl.version import version
+from singularityd.errors import UsageError
 
 COMMANDS = (status, ranks, top, events, inject, faults, clear, doctor, version)
 
@@ -44,6 +45,7 @@ class Root(click.Group):
         code = 0
         try:
             try:
+                _check_encoding(args)
                 with self.make_context(failures.NAME, args, **extra) as ctx:
                     self.invoke(ctx)
             except click.exceptions.Exit as done:
@@ -53,6 +55,15 @@ class Root(click.Group):
         except (Exception, KeyboardInterrupt) as failure:  # noqa: BLE001 - the one place: no traceback ever reaches a user
             code = failures.report(failure)
         return code
+
+
+def _check_encoding(args: Sequence[str]) -> None:
+    """Raises UsageError for bytes that are no text: nothing the daemon knows is named by them."""
+    for word in args:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{word!r} is not UTF-8", hint="jobs, patterns and faults have names that are text") from None
 
 
 # The width is fixed: help is the same text in every terminal, and tests compare it.

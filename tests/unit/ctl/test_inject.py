@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularityd.ctl.inject import pairs
 from singularityd.errors import Failed, NoSuchRank, SingularityError
@@ -77,6 +77,7 @@ def test_usage_errors_name_the_thing_and_the_remedy_and_ask_no_daemon(words: lis
     assert not client.asked
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1).filter(lambda key: "=" not in key), st.text(), max_size=5))
 def test_pairs_of_whatever_text(options: dict[str, str]) -> None:
     assert pairs(f"{key}={text}" for key, text in options.items()) == options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularityd.ctl.percentile import bounds, percentile
 
@@ -24,6 +24,7 @@ def histogram(data: list[int]) -> list[int]:
     return counts
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**30 - 1), min_size=1, max_size=200), st.floats(0.1, 100))
 def test_within_the_bucket_of_the_exact_percentile(data: list[int], percent: float) -> None:
     found = percentile(histogram(data), percent)
@@ -33,6 +34,7 @@ def test_within_the_bucket_of_the_exact_percentile(data: list[int], percent: flo
     assert low <= found <= high
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=BUCKETS, max_size=BUCKETS), st.floats(0, 100), st.floats(0, 100))
 def test_never_falls_as_the_percent_grows(counts: list[int], one: float, other: float) -> None:
     low, high = percentile(counts, min(one, other)), percentile(counts, max(one, other))

@@ -62,7 +62,8 @@ def test_a_reader_that_stops_reading_is_no_failure() -> None:
 def test_an_interrupt_ends_a_stream_with_130_and_the_token() -> None:
     process = subprocess.Popen(faked("events", "--follow"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    process.stdout.readline()
+    for _ in range(2):  # an interrupt in the instant after an event is printed tells the token of the one before
+        process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -151,3 +152,29 @@ def test_usage_needs_no_daemon() -> None:
     done = run("inject", "timeout")
     assert done.returncode == 2
     assert "--rank" in done.stderr
+
+
+def test_a_full_disk_is_a_failure_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(faked("ranks", "-o", "json"), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["singularityctl: the answer cannot be written: No space left on device"]
+
+
+def test_stderr_that_is_gone_does_not_change_the_exit_code() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*CTL, "inject", "timeout"], stderr=writer, timeout=60, check=False)
+    os.close(writer)
+    assert done.returncode == 2
+
+
+def test_words_that_are_no_text_are_a_usage_error() -> None:
+    done = subprocess.run([*CTL, "inject", "--rank", "3", b"time\xffout"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("singularityctl: 'time\\udcffout' is not UTF-8")
+
+
+def test_shell_completion_is_there() -> None:
+    done = run(_SINGULARITYCTL_COMPLETE="bash_complete", COMP_WORDS="singularityctl fa", COMP_CWORD="1")
+    assert "faults" in done.stdout

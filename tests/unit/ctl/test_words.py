@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularityd.ctl import words
 from singularityd.ctl.output import Column, table
@@ -30,6 +30,7 @@ def test_duration(seconds: float, text: str) -> None:
     assert words.duration(seconds) == text
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e9))
 def test_coarse_durations_fit_a_column(seconds: float) -> None:
     assert len(words.coarse(seconds)) <= 7
@@ -50,6 +51,7 @@ def test_times_are_utc_and_absent_ones_are_not_1970() -> None:
     assert words.moment(0) == words.instant(0) == words.near(0, 5) == "-"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_nothing_printed_steers_a_terminal(text: str) -> None:
     shown = words.printable(text)
@@ -57,6 +59,7 @@ def test_nothing_printed_steers_a_terminal(text: str) -> None:
     assert text != shown or text.isprintable()
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(categories=["L", "N", "P", "M"])), st.integers(0, 40))
 def test_shortened_text_fits(text: str, columns: int) -> None:
     assert words.width(words.shorten(text, columns)) <= max(columns, 0)
@@ -68,6 +71,7 @@ def test_shortening_keeps_both_ends() -> None:
     assert words.shorten("torchrun:host-a:29500", 11) == "torch…29500"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=150), st.text(max_size=150), st.integers(0, 10**12)), min_size=1, max_size=5))
 def test_tables_fit_and_align(rows: list[tuple[str, str, int]]) -> None:
     columns = (Column("A", least=5), Column("B", least=5), Column("N", right=True))
