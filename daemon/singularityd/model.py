@@ -199,5 +199,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     armed_at: float = 0.0
     ended_at: float = 0.0
     hits: int = 0
+    seen: int = 0
+    """Calls at the fault's point while it was armed, hit or not; known when it has ended."""
     ending: str = ""
     """Why it ended: `deadline`, `cleared`, `rank exited`, `executor died`, `front restarted`, ... ; or why it was refused."""
