@@ -38,7 +38,7 @@ class Asking:
         await asyncio.wait(waited_for, timeout=ARM_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         if answer.done() and not given_up.done():
             return answer.result()
-        self._tasks.spawn(self._take_back(answer, order.number))
+        self._take_back(answer, order.number)
         if given_up.done():
             return None
         raise ExecutorGone(f"the executor did not answer within {ARM_PATIENCE:g} s", hint=_DEADLINE)
@@ -72,11 +72,13 @@ class Asking:
             self._tasks.spawn(self.clear_quietly(order.number))
             raise Failed(f"arming failed: {error!r}", hint=_DEFECT) from error
 
-    async def _take_back(self, answer: asyncio.Task[Armed], number: int) -> None:
-        """Clear now, and once more when the answer comes after all."""
-        was_late = not answer.done()
-        await self.clear_quietly(number)
-        if was_late:
-            await asyncio.wait({answer}, timeout=ARM_PATIENCE)
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                await self.clear_quietly(number)
+    def _take_back(self, answer: asyncio.Task[Armed], number: int) -> None:
+        """Clear now, and once more when the answer is yes after all, however late that is."""
+
+        def heard(answer: asyncio.Task[Armed]) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                self._tasks.spawn(self.clear_quietly(number))
+
+        if not answer.done():
+            self._tasks.spawn(self.clear_quietly(number))
+        answer.add_done_callback(heard)

@@ -31,6 +31,8 @@ from singularityd.model import Event, Fault, FaultSpec, Rank
 
 __all__ = ["ArmOrder", "Armed", "DryRun", "Executor", "FaultLimits", "FaultService"]
 
+RECOVERY_RETRY = 5.0
+"""Seconds between two attempts to close what the last run left."""
 ENDED_KEPT = 256
 """Faults that are over and kept at hand, for words about them that come late and for the metrics page."""
 
@@ -83,11 +85,12 @@ class FaultService:
     # --- life ----------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Close what the last run left open. A journal that cannot be used is logged; nothing is armed until it can."""
+        """Close what the last run left open. A journal that cannot be used is logged and tried again; nothing is armed until it can."""
         try:
             await self._recover()
         except JournalUnavailable as error:
             self._log.error("faults cannot be armed: the journal is unavailable", error=error.text, hint=error.hint)
+            self._retry_recovery()
 
     async def stop(self) -> None:
         """Clear every fault, also those just being armed, and journal it. Afterwards nothing is armed and nothing can be."""
@@ -373,6 +376,18 @@ class FaultService:
         if self._recovery is None or (self._recovery.done() and (self._recovery.cancelled() or self._recovery.exception() is not None)):
             self._recovery = self._tasks.spawn(self._close_leftovers())
         await asyncio.shield(self._recovery)
+
+    def _retry_recovery(self) -> None:
+        """Until it succeeds `singularityctl faults` shows faults as armed that are not."""
+
+        async def again() -> None:
+            try:
+                await self._recover()
+            except JournalUnavailable:
+                self._retry_recovery()
+
+        if not self._stopping:
+            asyncio.get_running_loop().call_later(RECOVERY_RETRY, lambda: self._stopping or self._tasks.spawn(again()))
 
     async def _close_leftovers(self) -> None:
         for fault in await self._books.close_open("daemon restarted"):

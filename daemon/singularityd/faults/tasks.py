@@ -28,11 +28,13 @@ class Tasks:
         return task
 
     async def drain(self, wait: float) -> None:
-        """Wait so many seconds for all of them, then cancel those that are left."""
-        if self._running:
-            _, late = await asyncio.wait(self._running, timeout=wait)
-            for task in late:
-                task.cancel()
+        """Wait so many seconds for all of them, those that they start included, then cancel those that are left."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait
+        while self._running and loop.time() < end:
+            await asyncio.wait(self._running, timeout=end - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+        for task in self._running:
+            task.cancel()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

@@ -27,7 +27,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
         return self.run_until_complete(soon())
 
-    def settle(self, turns=30):
+    def settle(self, turns=20):
         async def turn():
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -37,7 +37,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def advance(self, seconds):
         end = self.now + seconds
         while self.now < end:
-            self.now = min(end, self.now + 0.25)
+            self.now = min(end, self.now + 0.5)
             self.settle(8)
 
 
@@ -106,7 +106,9 @@ class FakeJournal:
 
     def close_open(self, reason):
         self._check("close_open")
-        closed = [msgspec.structs.replace(row, state="ended", ending=reason) for row in self.rows.values() if row.state in ("arming", "armed")]
+        closed = [
+            msgspec.structs.replace(row, state="ended", ending=reason) for row in self.rows.values() if row.state in ("arming", "armed")
+        ]
         self.rows |= {number_of(row.id): row for row in closed}
         return closed
 
@@ -165,7 +167,9 @@ class FakeExecutor:
         self.cleared.append(number)
         if self.hang_on_clear:
             await asyncio.get_running_loop().create_future()
-        if number in self.armed and not self.silent_on_clear:
+        if number in self.armed and self.silent_on_clear:
+            del self.armed[number]
+        elif number in self.armed:
             self.end(number, "cleared")
 
     def hit(self, number, tid=812):

@@ -397,6 +397,7 @@ def test_a_hit_during_arming_does_not_turn_the_row_back(loop, world):
     begin(loop, world)
     world.link.on_hit(1, tid=5, op="allreduce", comm="", index=0, at=1.0)
     world.executor.answer(1)
+    loop.settle()
     loop.advance(1)
     assert (world.journal.rows[1].state, world.journal.rows[1].hits) == ("armed", 1)
 
@@ -546,6 +547,18 @@ def test_a_journal_that_fails_at_the_start_is_recovered_before_the_first_fault(l
     assert journal.rows[1].ending == "daemon restarted"
 
 
+def test_without_a_request_too_the_last_runs_faults_are_closed_when_the_disk_works_again(loop):
+    journal = FakeJournal()
+    inject(loop, world_in(loop, journal=journal))
+    journal.failing = True
+    world_in(loop, journal=journal)
+    loop.advance(12)
+    assert journal.rows[1].state == "armed"
+    journal.failing = False
+    loop.advance(6)
+    assert journal.rows[1].ending == "daemon restarted"
+
+
 def test_what_could_not_be_written_is_written_later(loop, world):
     inject(loop, world)
     world.journal.failing = True
@@ -597,6 +610,9 @@ async def test_with_the_real_journal_its_thread_and_the_real_bus(tmp_path):
     second = await service.inject(SPEC, "uid 0 pid 1")
     await service.stop()
     kept = Journal(tmp_path / "journal.sqlite").history(10)
-    assert [(row.id, row.state, row.hits, row.ending) for row in kept] == [(second.id, "ended", 0, "daemon stopped"), ("f1", "ended", 1, "deadline")]
+    assert [(row.id, row.state, row.hits, row.ending) for row in kept] == [
+        (second.id, "ended", 0, "daemon stopped"),
+        ("f1", "ended", 1, "deadline"),
+    ]
     kinds = [(await anext(listening)).kind for _ in range(5)]
     assert kinds == ["fault_armed", "fault_hit", "fault_ended", "fault_armed", "fault_ended"]

@@ -35,6 +35,7 @@ class Faults(RuleBasedStateMachine):
         async def make():
             return World(journal=self.journal)
 
+        self.inherited = self.journal.last
         self.world = self.loop.do(make())
         self.executor = self.world.executor
         self.executor.manual = True
@@ -51,9 +52,11 @@ class Faults(RuleBasedStateMachine):
 
         self.journal.create = watched
 
-    def start(self, awaitable):
-        task = self.loop.create_task(awaitable)
-        self.tasks.append(task)
+    def start(self, *awaitables):
+        for awaitable in awaitables:
+            task = self.loop.create_task(awaitable)
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self.tasks.append(task)
         self.loop.settle()
 
     # --- what callers do ---
@@ -65,9 +68,7 @@ class Faults(RuleBasedStateMachine):
     @rule(rank=RANKS)
     def inject_twice_at_once(self, rank):
         spec = FaultSpec(pattern="timeout", rank=rank, duration=DURATION)
-        for _ in range(2):
-            self.tasks.append(self.loop.create_task(self.world.service.inject(spec, "uid 0")))
-        self.loop.settle()
+        self.start(self.world.service.inject(spec, "uid 0"), self.world.service.inject(spec, "uid 0"))
 
     @rule(which=st.sampled_from(["all", "f1", "f2", "f3", "f4"]))
     def clear(self, which):
@@ -219,7 +220,9 @@ class Faults(RuleBasedStateMachine):
             overs = [kind for kind in told if kind in ("fault_ended", "fault_refused")]
             assert len(overs) == 1, told
             assert "fault_armed" not in told[1:], "armed is told first, once"
-        self.loop.do(self.world.service.stop())
+        stopping = self.loop.create_task(self.world.service.stop())
+        self.loop.advance(5)
+        assert stopping.done()
         self.loop.close()
         asyncio.set_event_loop(None)
 
@@ -240,13 +243,14 @@ class StopAtAnyMoment(Faults):
         assert stopping.done()
         assert stopping.exception() is None
         assert not self.world.service.active()
-        assert not self.executor.armed, "everything was cleared"
-        assert {row.state for row in self.journal.rows.values()} <= {"ended", "refused"}
+        assert set(self.executor.armed) <= set(self.executor.cleared), "the executor, which may hang, was told to clear everything"
+        ours = [row for number, row in self.journal.rows.items() if number > self.inherited]
+        assert {row.state for row in ours} <= {"ended", "refused"}
         self.loop.close()
         asyncio.set_event_loop(None)
 
 
 TestFaults = Faults.TestCase
-TestFaults.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFaults.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
 TestStopAtAnyMoment = StopAtAnyMoment.TestCase
-TestStopAtAnyMoment.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestStopAtAnyMoment.settings = settings(max_examples=80, stateful_step_count=15, deadline=None)

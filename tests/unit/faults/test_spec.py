@@ -74,7 +74,8 @@ def test_durations_refused_with_a_remedy(text, told):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("25%", 25.0), ("25", 25.0), ("0.5%", 0.5), ("100", 100.0), ("100%", 100.0), ("0.0001%", 0.0001), ("33.3333%", 33.3333)]
+    ("text", "expected"),
+    [("25%", 25.0), ("25", 25.0), ("0.5%", 0.5), ("100", 100.0), ("100%", 100.0), ("0.0001%", 0.0001), ("33.3333%", 33.3333)],
 )
 def test_probabilities(text, expected):
     assert parse({"probability": text}).probability == expected
@@ -155,7 +156,8 @@ def test_each_entry_symbol_of_each_library_is_a_point():
 
 
 @pytest.mark.parametrize(
-    ("text", "near"), [("allredcue", "allreduce"), ("ncclAllredcue", "ncclAllReduce"), ("AllReduce", "allreduce"), ("gloo::alreduce", "gloo::allreduce")]
+    ("text", "near"),
+    [("allredcue", "allreduce"), ("ncclAllredcue", "ncclAllReduce"), ("AllReduce", "allreduce"), ("gloo::alreduce", "gloo::allreduce")],
 )
 def test_unknown_points_suggest_the_nearest_and_list_all(text, near):
     error = refusal({"point": text})
