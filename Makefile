@@ -24,7 +24,7 @@ demo: setup-demo
 
 # lint joins again when the executor and the front are connected: their border modules are not all there yet
 test: setup-test
-	$(PYTHON) -m pytest tests/unit tests/bpf tests/cluster
+	$(PYTHON) -m pytest tests
 
 lint: setup-test
 	$(PYTHON) -m ruff check .

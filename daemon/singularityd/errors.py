@@ -21,6 +21,7 @@ SingularityError
 +-- Failed                     tried, and did not work (exit 1)
 |   +-- ExecutorGone
 |   +-- KernelRefused
+|   +-- TookTooLong
 +-- ConfigError                settings (exit 78)
 +-- NotPermitted               the daemon lacks a privilege (exit 77)
 +-- AlreadyRunning             a second daemon (exit 69)
@@ -161,6 +162,12 @@ class KernelRefused(Failed):
     """Raised when the kernel answers no; the text carries its errno by name."""
 
     code = "kernel_refused"
+
+
+class TookTooLong(Failed):
+    """Raised when a request was not answered within the time that the server allows."""
+
+    code, status = "took_too_long", "DEADLINE_EXCEEDED"
 
 
 class ConfigError(SingularityError):

@@ -34,14 +34,14 @@ def test_a_full_disk_refuses_and_is_used_again_when_there_is_room(small):
     journal = Journal(small / "journal.sqlite")
     given = [journal.create(DRAFT)]
     fill(small)
-    with pytest.raises(JournalUnavailable) as caught:
-        for _ in range(200):  # the write-ahead log still has room that was allocated before
-            given.append(journal.create(DRAFT))
+    with pytest.raises(JournalUnavailable) as caught:  # the write-ahead log still has room that was allocated before
+        given.extend(journal.create(DRAFT) for _ in range(200))
     assert str(small / "journal.sqlite") in caught.value.text
     assert "room" in caught.value.hint or "full" in caught.value.hint
     (small / "filler").unlink()
     given.append(journal.create(DRAFT))
-    assert [fault.id for fault in journal.history(500)] == [fault.id for fault in reversed(given)], "all that was promised is there, and no more"
+    kept = [fault.id for fault in journal.history(500)]
+    assert kept == [fault.id for fault in reversed(given)], "all that was promised is there, and no more"
     journal.close()
 
 

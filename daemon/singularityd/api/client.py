@@ -1,167 +1,209 @@
-"""The thin synchronous client of the node API. grpc is imported on use: `singularityctl --help` must not wait for it."""
+"""The thin synchronous client of the node API: singularityctl's. Import it on use: grpc takes most of a command's start-up time.
+
+Methods return messages and raise SingularityError subclasses only: the daemon's own, as it raised them, and Unreachable.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import socket as sockets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
 
-from singularityd import errors
+# Both are read when grpc is loaded. A command forks nothing, and what grpc's core has to say is said better below.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+
+from singularityd.api import failure
+from singularityd.api.v1 import node_pb2 as pb
+from singularityd.api.v1 import node_pb2_grpc
+from singularityd.errors import Busy, Failed, SingularityError
+
+START = "is singularityd running? systemctl status singularityd, or start .venv/bin/singularityd as root"
+LARGEST_ANSWER = 4 << 20
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", LARGEST_ANSWER),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.enable_retries", 0),
+)
+
+Answer = TypeVar("Answer")
 
 
-class Unreachable(errors.SingularityError):
-    """Raised when no daemon answers on the socket."""
+class Unreachable(SingularityError):
+    """Raised when no daemon answers on the socket, or the socket may not be used."""
 
     code, status, exit_code = "unreachable", "UNAVAILABLE", 4
 
 
 def default_socket() -> str:
-    """$SINGULARITYD_RUNTIME_DIR or /run/singularityd, and control.sock in it."""
+    """control.sock in $SINGULARITYD_RUNTIME_DIR or /run/singularityd."""
     return os.path.join(os.environ.get("SINGULARITYD_RUNTIME_DIR") or "/run/singularityd", "control.sock")
 
 
 class Client:
-    """One connection; methods return the messages of api.v1.node_pb2 and raise SingularityError subclasses only."""
+    """One connection, made on the first call. One thread at a time; use it in a `with` statement."""
 
     def __init__(self, socket: str, timeout: float = 10.0) -> None:
-        self._socket = socket
+        """`timeout`: seconds for each answer, and for the beginning of a stream."""
+        self._socket = os.path.abspath(socket)
         self._timeout = timeout
-        self._channel: Any = None
+        self._channel = grpc.insecure_channel(f"unix:{quote(self._socket)}", options=_OPTIONS)
+        self._node = node_pb2_grpc.NodeStub(self._channel)
+        self._ranks = node_pb2_grpc.RanksStub(self._channel)
+        self._faults = node_pb2_grpc.FaultsStub(self._channel)
+        self._events = node_pb2_grpc.EventsStub(self._channel)
+        self._doctor = node_pb2_grpc.DoctorStub(self._channel)
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._channel is not None:
-            self._channel.close()
+        self._channel.close()
 
-    def _stub(self, service: str) -> Any:
-        import grpc
+    def status(self) -> pb.StatusReply:
+        """How the daemon is, what it watches and disturbs."""
+        return self._ask(lambda: self._node.Status(pb.StatusRequest(), timeout=self._timeout))
 
-        from singularityd.api.v1 import node_pb2_grpc
+    def version(self) -> pb.VersionReply:
+        """The daemon's versions."""
+        return self._ask(lambda: self._node.Version(pb.VersionRequest(), timeout=self._timeout))
 
-        if not os.access(self._socket, os.F_OK):
-            hint = "is singularityd running? systemctl status singularityd, or start .venv/bin/singularityd as root"
-            raise Unreachable(f"no daemon answers: there is no socket {self._socket}", hint=hint)
-        if not os.access(self._socket, os.R_OK | os.W_OK):
-            raise Unreachable(f"permission denied on {self._socket}", hint="run as root")
-        if self._channel is None:
-            self._channel = grpc.insecure_channel(f"unix:{self._socket}")
-        return getattr(node_pb2_grpc, f"{service}Stub")(self._channel)
+    def ranks(self, job: str = "") -> pb.ListRanksReply:
+        """The ranks of this host, or of one job."""
+        return self._ask(lambda: self._ranks.List(pb.ListRanksRequest(job=job), timeout=self._timeout))
 
-    def _call(self, service: str, method: str, request: Any, timeout: float | None = None) -> Any:
-        stub = self._stub(service)
-        return self._translated(lambda: getattr(stub, method)(request, timeout=timeout or self._timeout))
-
-    def _translated(self, call: Callable[[], Any]) -> Any:
-        import grpc
-
-        try:
-            return call()
-        except grpc.RpcError as error:
-            raise _translate(error, self._socket) from None
-
-    def status(self) -> Any:
-        """Node.Status."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        return self._call("Node", "Status", pb.StatusRequest())
-
-    def version(self) -> Any:
-        """Node.Version."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        return self._call("Node", "Version", pb.VersionRequest())
-
-    def ranks(self, job: str = "") -> Any:
-        """Ranks.List."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        return self._call("Ranks", "List", pb.ListRanksRequest(job=job))
-
-    def top(self, job: str = "") -> Any:
-        """Ranks.Top."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        return self._call("Ranks", "Top", pb.TopRequest(job=job))
+    def top(self, job: str = "") -> pb.TopReply:
+        """The kernel's counters now."""
+        return self._ask(lambda: self._ranks.Top(pb.TopRequest(job=job), timeout=self._timeout))
 
     def inject(
-        self, *, rank: int | None, job: str, pattern: str, options: dict[str, str], duration: str, reason: str, dry_run: bool
-    ) -> Any:
-        """Faults.Inject."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        request = pb.InjectRequest(
-            rank=rank, job=job, pattern=pattern, options=options, duration=duration, reason=reason, dry_run=dry_run
+        self,
+        *,
+        rank: int | None,
+        pattern: str,
+        options: Mapping[str, str],
+        job: str = "",
+        duration: str = "",
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> pb.Fault:
+        """Arm a fault, or say what would be armed."""
+        request = pb.InjectRequest(rank=rank, job=job, pattern=pattern, options=options, duration=duration, reason=reason, dry_run=dry_run)
+        return self._ask(
+            lambda: self._faults.Inject(request, timeout=self._timeout), late="singularityctl faults shows whether it was armed"
         )
-        return self._call("Faults", "Inject", request)
 
-    def clear(self, id: str) -> Any:
-        """Faults.Clear."""
-        from singularityd.api.v1 import node_pb2 as pb
+    def clear(self, fault: str) -> pb.ListFaultsReply:
+        """End one fault, or `all`."""
+        return self._ask(lambda: self._faults.Clear(pb.ClearRequest(id=fault), timeout=self._timeout))
 
-        return self._call("Faults", "Clear", pb.ClearRequest(id=id))
+    def faults(self, history: bool = False, limit: int = 100) -> pb.ListFaultsReply:
+        """Those armed, or the newest of the journal."""
+        return self._ask(lambda: self._faults.List(pb.ListFaultsRequest(history=history, limit=limit), timeout=self._timeout))
 
-    def faults(self, history: bool = False, limit: int = 100) -> Any:
-        """Faults.List."""
-        from singularityd.api.v1 import node_pb2 as pb
+    def fault(self, fault: str) -> pb.Fault:
+        """One fault."""
+        return self._ask(lambda: self._faults.Get(pb.GetFaultRequest(id=fault), timeout=self._timeout))
 
-        return self._call("Faults", "List", pb.ListFaultsRequest(history=history, limit=limit))
-
-    def fault(self, id: str) -> Any:
-        """Faults.Get."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        return self._call("Faults", "Get", pb.GetFaultRequest(id=id))
-
-    def wait(self, id: str, timeout: float) -> Any:
-        """Faults.Wait."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        return self._call("Faults", "Wait", pb.GetFaultRequest(id=id), timeout)
-
-    def patterns(self) -> Any:
-        """Faults.ListPatterns."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        return self._call("Faults", "ListPatterns", pb.ListPatternsRequest())
-
-    def doctor(self) -> Any:
-        """Doctor.Check."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        return self._call("Doctor", "Check", pb.CheckRequest())
-
-    def follow(self, *, token: str = "", kinds: Iterable[str] = (), from_start: bool = False, no_follow: bool = False) -> Iterator[Any]:
-        """Events.Follow."""
-        from singularityd.api.v1 import node_pb2 as pb
-
-        request = pb.FollowRequest(token=token, kinds=list(kinds), from_start=from_start, no_follow=no_follow)
-        stream = self._stub("Events").Follow(request)
+    def wait(self, fault: str, timeout: float) -> pb.Fault:
+        """The fault when it has ended. Raises Failed when that takes more than `timeout` seconds."""
         try:
-            while (event := self._translated(lambda: next(stream, None))) is not None:
+            return self._faults.Wait(pb.GetFaultRequest(id=fault), timeout=timeout)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                text = f"{fault} has not ended after {timeout:g} s"
+                raise Failed(text, hint=f"singularityctl status says what is not well; singularityctl clear {fault} ends it") from None
+            raise self._translated(error) from None
+
+    def patterns(self) -> pb.ListPatternsReply:
+        """What can be armed."""
+        return self._ask(lambda: self._faults.ListPatterns(pb.ListPatternsRequest(), timeout=self._timeout))
+
+    def doctor(self) -> pb.CheckReply:
+        """What this host permits."""
+        return self._ask(lambda: self._doctor.Check(pb.CheckRequest(), timeout=self._timeout))
+
+    def follow(
+        self, *, token: str = "", kinds: Iterable[str] = (), from_start: bool = False, no_follow: bool = False
+    ) -> Iterator[pb.Event]:
+        """Everything after the token, then what comes; for ever, unless `no_follow`."""
+        stream = self._events.Follow(pb.FollowRequest(token=token, kinds=list(kinds), from_start=from_start, no_follow=no_follow))
+        try:
+            self._await_beginning(stream)
+            while (event := self._ask(lambda: next(stream, None))) is not None:
                 yield event
         finally:
             stream.cancel()
 
+    def _await_beginning(self, stream: Any) -> None:
+        """A stream has no deadline, so its headers have one: a daemon that hangs must not hang its caller."""
+        began = threading.Event()
+        watch = threading.Timer(self._timeout, lambda: began.is_set() or stream.cancel())
+        watch.daemon = True
+        watch.start()
+        try:
+            stream.initial_metadata()
+            began.set()
+            if stream.cancelled():
+                raise self._silent("")
+        finally:
+            watch.cancel()
 
-def _translate(error: Any, socket: str) -> errors.SingularityError:
-    """The error the daemon raised, found by its code in the trailing metadata."""
-    metadata = dict(error.trailing_metadata() or ())
-    code = metadata.get("singularity-code", "")
-    hint = metadata.get("singularity-hint-bin", b"").decode("utf-8", "replace")
-    for kind in _kinds(errors.SingularityError):
-        if code and kind.code == code:
-            return kind(error.details() or "", hint=hint)
-    status = error.code().name
-    if status == "UNAVAILABLE":
-        return Unreachable(f"no daemon answers on {socket}", hint="is singularityd running? start .venv/bin/singularityd as root")
-    if status == "DEADLINE_EXCEEDED":
-        return errors.Failed("the daemon did not answer in time", hint="raise --timeout, or see singularityctl status")
-    return errors.Failed(f"{status}: {error.details()}")
+    def _ask(self, call: Callable[[], Answer], *, late: str = "") -> Answer:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            raise self._translated(error, late) from None
+
+    def _translated(self, error: Any, late: str = "") -> SingularityError:
+        """The daemon's own error; else what kept the daemon from answering."""
+        status, details = error.code(), error.details() or ""
+        raised = failure.received(status.name, details, error.trailing_metadata() or ())
+        if raised is not None:
+            return raised
+        match status:
+            case grpc.StatusCode.UNAVAILABLE:
+                return unreachable(self._socket)
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return self._silent(late)
+            case grpc.StatusCode.CANCELLED:
+                return Unreachable(
+                    f"the daemon on {self._socket} ended the call", hint="it is being stopped; see systemctl status singularityd"
+                )
+            case grpc.StatusCode.RESOURCE_EXHAUSTED:
+                return Busy(details, hint="ask for less, or less often")
+            case grpc.StatusCode.UNIMPLEMENTED:
+                return Failed("the daemon does not know this request", hint="singularityctl version compares the versions of both")
+        return Failed(f"{status.name.lower().replace('_', ' ')}: {details}", hint="the daemon's log may say more")
+
+    def _silent(self, late: str) -> Unreachable:
+        hint = late or "it is busy, stopped or not singularityd: see systemctl status singularityd, or raise --timeout"
+        return Unreachable(f"no answer on {self._socket} within {self._timeout:g} s", hint=hint)
 
 
-def _kinds(kind: type[errors.SingularityError]) -> Iterator[type[errors.SingularityError]]:
-    for below in kind.__subclasses__():
-        yield from _kinds(below)
-    yield kind
+def unreachable(path: str) -> Unreachable:
+    """Why nothing answers on a socket, learned by opening it."""
+    try:
+        with sockets.socket(sockets.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            probe.connect(path)
+    except PermissionError:
+        return Unreachable(
+            f"permission denied on {path}", hint="only root may ask the daemon, unless its socket is given to others: use sudo"
+        )
+    except FileNotFoundError:
+        return Unreachable(f"no daemon is here: {path} does not exist", hint=START)
+    except ConnectionRefusedError:
+        return Unreachable(f"no daemon listens on {path}", hint=START)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        return Unreachable(f"{path} cannot be opened: {why}", hint=START)
+    return Unreachable(
+        f"what listens on {path} broke the connection", hint="it is starting, stopping or not singularityd: try again, then " + START
+    )

@@ -34,6 +34,11 @@ class Recorder:
         """The newest event's number; 0 before there is one."""
         return self._last
 
+    @property
+    def before_first(self) -> int:
+        """The number after which everything is kept: `since(before_first)` never raises."""
+        return self._last - len(self._events)
+
     def append(self, event: Event) -> Event:
         """Number an event and keep it; returns it with its number."""
         self._last += 1

@@ -17,7 +17,7 @@ from singularityd.errors import (
 from singularityd.faults import service as service_module
 from singularityd.faults.journal import Journal
 from singularityd.faults.service import FaultService
-from singularityd.model import FaultSpec, Library
+from singularityd.model import Fault, FaultSpec, Library
 from singularityd.observe.bus import Bus
 from singularityd.observe.recorder import Recorder
 
@@ -549,11 +549,11 @@ def test_a_journal_that_fails_at_the_start_is_recovered_before_the_first_fault(l
 
 def test_without_a_request_too_the_last_runs_faults_are_closed_when_the_disk_works_again(loop):
     journal = FakeJournal()
-    inject(loop, world_in(loop, journal=journal))
+    journal.create(Fault(id="", spec=SPEC, state="arming"))
     journal.failing = True
     world_in(loop, journal=journal)
     loop.advance(12)
-    assert journal.rows[1].state == "armed"
+    assert journal.rows[1].state == "arming"
     journal.failing = False
     loop.advance(6)
     assert journal.rows[1].ending == "daemon restarted"

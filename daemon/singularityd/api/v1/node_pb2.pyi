@@ -637,6 +637,7 @@ class Fault(_message.Message):
     ENDED_AT_FIELD_NUMBER: _builtins.int
     HITS_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     pattern: _builtins.str
     state: Global___FaultState.ValueType
@@ -658,6 +659,8 @@ class Fault(_message.Message):
     ended_at: _builtins.float
     hits: _builtins.int
     ending: _builtins.str
+    seen: _builtins.int
+    """Calls at its point while it was armed, hit or not; known when it has ended."""
     def __init__(
         self,
         *,
@@ -682,10 +685,11 @@ class Fault(_message.Message):
         ended_at: _builtins.float = ...,
         hits: _builtins.int = ...,
         ending: _builtins.str = ...,
+        seen: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed_at", b"armed_at", "backend", b"backend", "count", b"count", "created_at", b"created_at", "duration_seconds", b"duration_seconds", "ended_at", b"ended_at", "ending", b"ending", "hits", b"hits", "id", b"id", "job", b"job", "mechanism", b"mechanism", "milliseconds", b"milliseconds", "pattern", b"pattern", "pid", b"pid", "point", b"point", "probability_percent", b"probability_percent", "rank", b"rank", "reason", b"reason", "seed", b"seed", "state", b"state", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed_at", b"armed_at", "backend", b"backend", "count", b"count", "created_at", b"created_at", "duration_seconds", b"duration_seconds", "ended_at", b"ended_at", "ending", b"ending", "hits", b"hits", "id", b"id", "job", b"job", "mechanism", b"mechanism", "milliseconds", b"milliseconds", "pattern", b"pattern", "pid", b"pid", "point", b"point", "probability_percent", b"probability_percent", "rank", b"rank", "reason", b"reason", "seed", b"seed", "seen", b"seen", "state", b"state", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1054,17 +1058,21 @@ class WatchRequest(_message.Message):
 
     PID_FIELD_NUMBER: _builtins.int
     START_TIME_TICKS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     start_time_ticks: _builtins.int
+    token: _builtins.str
+    """The `token` of the last event seen, after a broken stream; empty: from now on."""
     def __init__(
         self,
         *,
         pid: _builtins.int = ...,
         start_time_ticks: _builtins.int = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "start_time_ticks", b"start_time_ticks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "start_time_ticks", b"start_time_ticks", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
