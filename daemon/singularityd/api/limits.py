@@ -1,0 +1,106 @@
+"""What a client may ask for, how often and for how long."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from singularityd.errors import Busy
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one socket. grpc does not tell the connections of a unix socket apart (`peer()` is `unix:` for all of them), so what is
+    counted is the socket's whole traffic, and on the agent's socket each process too."""
+
+    largest_request: int = 64 << 10
+    """Bytes."""
+    largest_answer: int = 4 << 20
+    """Bytes."""
+    streams_per_connection: int = 64
+    """Concurrent calls of one connection; the rest waits in the client."""
+    calls: int = 256
+    """Concurrent calls of the socket."""
+    streams: int = 64
+    """Concurrent event streams of the socket."""
+    rate: float = 200.0
+    """Calls each second, sustained."""
+    burst: int = 400
+    """Calls at once."""
+    patience: float = 30.0
+    """Seconds until a unary call is ended by the server."""
+    blocked: float = 60.0
+    """Seconds that a stream's reader may take nothing."""
+    backlog: int = 1024
+    """Events that wait for a slow reader; the oldest are dropped then."""
+    keepalive: float = 20.0
+    """Seconds of silence after which a connection is asked whether it lives; it has twice as long to answer."""
+    handshake: float = 5.0
+    """Seconds that a new connection has to speak HTTP/2."""
+
+
+AGENT = Limits(largest_answer=1 << 20, streams_per_connection=8, calls=2048, streams=1024, rate=2000.0, burst=4000)
+"""Of the agent's socket: every rank of the host at once, each with little to say."""
+
+
+class Bucket:
+    """A token bucket. Loop thread only."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._tokens = float(burst)
+        self._at = clock()
+
+    def take(self) -> bool:
+        """Whether one more is allowed now."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Buckets:
+    """A bucket for each of many; those not used for longest are forgotten first. Loop thread only."""
+
+    def __init__(self, rate: float, burst: int, most: int = 4096, clock: Callable[[], float] = time.monotonic) -> None:
+        self._new: Callable[[], Bucket] = lambda: Bucket(rate, burst, clock)
+        self._most = most
+        self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
+
+    def take(self, key: Hashable) -> bool:
+        """Whether one more is allowed to this one now."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = self._new()
+            if len(self._buckets) > self._most:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(key)
+        return bucket.take()
+
+
+class Places:
+    """A number of places, each taken for the length of a `with`. Loop thread only."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = most
+        self._what = what
+        self.taken = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Raises Busy when all are taken."""
+        if self.taken >= self._most:
+            raise Busy(f"{self._most} {self._what} are open already", hint="end one of them")
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1

@@ -1,0 +1,233 @@
+"""What the API asks of the rest of the front: small Protocols, so that it imports none of it. The app passes the real objects.
+
+Everything is called on the loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from singularityd.model import Calls, Capability, Event, Fault, FaultSpec, Rank, Skew
+
+
+class RankRegistry(Protocol):
+    """Which process is which rank."""
+
+    def all(self) -> tuple[Rank, ...]:
+        """The rank processes, by job and rank."""
+
+    def by_pid(self, pid: int) -> Rank | None:
+        """Any known process."""
+
+    def claim(self, pid: int, *, job: str | None, rank: int | None, world: int | None, local_rank: int | None) -> Rank:
+        """What an agent says of its own process; it overrules nothing."""
+
+    def notes(self, pid: int) -> tuple[str, ...]:
+        """What was odd in what is known of a process, refused claims among it."""
+
+
+class DryRun(Protocol):
+    """What an injection would do."""
+
+    @property
+    def fault(self) -> Fault:
+        """Without an id."""
+
+
+class FaultService(Protocol):
+    """Arms, watches and ends faults; every method raises SingularityError subclasses."""
+
+    async def inject(self, spec: FaultSpec, who: str) -> Fault:
+        """Arm; a cancelled call leaves nothing armed."""
+
+    def dry_run(self, spec: FaultSpec, who: str = "") -> DryRun:
+        """Check, and say what would be done."""
+
+    async def clear(self, fault_id: str, who: str) -> list[Fault]:
+        """End one, or `all`."""
+
+    async def wait(self, fault_id: str) -> Fault:
+        """Returns when it has ended."""
+
+    async def get(self, fault_id: str) -> Fault:
+        """One fault of the journal."""
+
+    def active(self) -> list[Fault]:
+        """Those armed or being armed."""
+
+    async def history(self, limit: int) -> list[Fault]:
+        """The newest of the journal, newest first."""
+
+
+class Parse(Protocol):
+    """`faults.spec.parse`: from a user's words to a FaultSpec."""
+
+    def __call__(
+        self, pattern: str, rank: int, options: Mapping[str, str], *, job: str = "", duration: str = "", reason: str = ""
+    ) -> FaultSpec:
+        """Raises UnknownPattern and BadOption."""
+
+
+class PatternOption(Protocol):
+    """One key of a pattern."""
+
+    @property
+    def name(self) -> str:
+        """The key."""
+
+    @property
+    def values(self) -> str:
+        """What may be written."""
+
+    @property
+    def help(self) -> str:
+        """What it means."""
+
+
+class Pattern(Protocol):
+    """A named fault template of the catalogue."""
+
+    @property
+    def name(self) -> str:
+        """What the user types."""
+
+    @property
+    def summary(self) -> str:
+        """What is done to the call."""
+
+    @property
+    def effect(self) -> str:
+        """What the rank and its peers will see."""
+
+    @property
+    def options(self) -> Sequence[PatternOption]:
+        """Its keys."""
+
+    @property
+    def backends(self) -> Sequence[str]:
+        """Libraries whose calls it can be done to."""
+
+    @property
+    def mechanisms(self) -> Sequence[str]:
+        """Best first."""
+
+
+class Subscription(Protocol):
+    """One reader's events; those it is too slow for are dropped and told by an event of kind `events_dropped`."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Itself."""
+
+    async def __anext__(self) -> Event:
+        """Waits for the next."""
+
+    def close(self) -> None:
+        """Stop listening."""
+
+
+class Recorder(Protocol):
+    """The events that are kept, and their resume tokens."""
+
+    @property
+    def last(self) -> int:
+        """The newest event's number."""
+
+    @property
+    def before_first(self) -> int:
+        """The number after which everything is kept."""
+
+    def since(self, sequence: int) -> list[Event]:
+        """Raises ResumeLost."""
+
+    def token(self, sequence: int) -> str:
+        """The token to resume after an event."""
+
+    def resume(self, token: str) -> int:
+        """The number in a token. Raises BadOption and ResumeLost."""
+
+
+class Bus(Protocol):
+    """The event bus."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where published events are kept."""
+
+    def publish(self, event: Event) -> Event:
+        """Never blocks."""
+
+    def subscribe(self, *, after: int | None = None, kinds: frozenset[str] = frozenset(), limit: int = 1024) -> Subscription:
+        """From now on, or from after a number. Raises ResumeLost."""
+
+
+class Reading(Protocol):
+    """One consistent reading of everything that is shown (`observe.snapshot.Snapshot`)."""
+
+    @property
+    def calls(self) -> Calls:
+        """The kernel's tables."""
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """The ranks at that moment."""
+
+    @property
+    def skews(self) -> tuple[Skew, ...]:
+        """Who is late."""
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Those active, and some that ended."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon is and does now, as far as the API does not ask the registry and the fault service itself."""
+
+    started_at: float
+    """Unix time."""
+    executor_started_at: float = 0.0
+    """Unix time; 0 while the executor is away."""
+    executor_pid: int = 0
+    executor_restarts: int = 0
+    probes: Mapping[str, int] = {}
+    """Backend -> attached sites."""
+    dropped: Mapping[str, int] = {}
+    """Buffer -> records lost."""
+    attach_errors: Mapping[str, int] = {}
+    """Reason -> files."""
+    shed: Sequence[str] = ()
+    """Sites that the guard took away: `symbol in path`."""
+    metrics_address: str = ""
+    """host:port; empty where the page is off."""
+
+
+class CheckUp(NamedTuple):
+    """What was tried on this host."""
+
+    capabilities: Sequence[Capability]
+    complete: bool
+    """False until every check has answered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ports:
+    """Everything the servicers are made of."""
+
+    ranks: RankRegistry
+    faults: FaultService
+    bus: Bus
+    parse: Parse
+    patterns: Sequence[Pattern]
+    kinds: Mapping[str, str]
+    """Every kind of event -> its severity."""
+    reading: Callable[[], Awaitable[Reading]]
+    status: Callable[[], NodeStatus]
+    check_up: Callable[[], CheckUp]
+    health: Callable[[], Mapping[str, tuple[bool, str]]]
+    """Part -> (works, detail), as `observe.health.Health.parts`."""
+    start_time: Callable[[int], Awaitable[int | None]]
+    """Of a live process as the executor sees it, clock ticks after boot; None where there is none."""
