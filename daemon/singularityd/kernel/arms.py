@@ -79,7 +79,12 @@ class Arms:
             self._refuse(order, *refusal)
             return
         request = holder.HoldOrder(
-            fault=int(order.fault), pid=int(order.pid), start_time=int(order.start_time), milliseconds=int(order.ms), ours=self._take_hit
+            fault=int(order.fault),
+            pid=int(order.pid),
+            start_time=int(order.start_time),
+            milliseconds=int(order.ms),
+            ours=self._take_hit,
+            keep=(self._held_map,),
         )
         try:
             held_by = holder.start(request, procfs=self._procfs)

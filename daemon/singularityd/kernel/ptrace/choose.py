@@ -1,0 +1,88 @@
+"""Whether a rank can be traced, and by which signal its threads can be asked to stop.
+
+The signal must be ignored by default, so that it does no harm if the tracer dies between sending and stopping, and must be neither
+blocked in any thread (it would never be delivered) nor handled nor read from a signalfd (the program would see it).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import NamedTuple
+
+from singularityd.kernel.procfs import ProcFs
+
+LADDER = (signal.SIGURG, signal.SIGWINCH)
+
+
+class Refusal(NamedTuple):
+    """Why not; `code` is one of errors.py."""
+
+    code: str
+    text: str
+    hint: str
+
+
+def refusal(procfs: ProcFs, pid: int, start_time: int) -> Refusal | None:
+    """None where nothing stands against tracing this very process."""
+    if pid in (os.getpid(), os.getppid()):
+        return Refusal("not_allowed", f"process {pid} is the daemon itself", "choose a rank: singularityctl ranks")
+    status = procfs.status(pid)
+    if status is None or procfs.start_time(pid) != start_time or status.state in "ZX":
+        return Refusal("rank_gone", f"process {pid} has ended", "see singularityctl ranks")
+    if status.tracer:
+        return traced(procfs, pid, status.tracer)
+    scope = procfs.read("sys/kernel/yama/ptrace_scope", 16)
+    if scope is not None and scope.strip() == b"3":
+        return Refusal(
+            "cannot_stop", "kernel.yama.ptrace_scope is 3: nobody may trace", "boot with another value; it cannot be lowered at run time"
+        )
+    return None
+
+
+def traced(procfs: ProcFs, pid: int, tracer: int) -> Refusal:
+    """The refusal that names the other tracer."""
+    other = procfs.status(tracer)
+    name = other.name if other else "unknown"
+    return Refusal("traced_by_another", f"process {pid} is traced by {name} (pid {tracer})", f"end {name} first, then inject again")
+
+
+def choose(procfs: ProcFs, pid: int) -> int | Refusal:
+    """The first signal of the ladder that every thread leaves to us."""
+    reasons = []
+    for number in LADDER:
+        reason = _taken(procfs, pid, number)
+        if reason is None:
+            return int(number)
+        reasons.append(f"{number.name} is {reason}")
+    return Refusal("cannot_stop", f"process {pid} leaves no signal to stop a thread by: {'; '.join(reasons)}", "this rank cannot be held")
+
+
+def _taken(procfs: ProcFs, pid: int, number: int) -> str | None:
+    bit = 1 << (number - 1)
+    status = procfs.status(pid)
+    if status is not None and status.caught & bit:
+        return "handled by the program"
+    for tid in procfs.threads(pid) or []:
+        thread = procfs.status(pid, tid)
+        if thread is not None and thread.blocked & bit:
+            return f"blocked by thread {tid}"
+    return "read from a signalfd" if bit & _signalfd_mask(procfs, pid) else None
+
+
+def _signalfd_mask(procfs: ProcFs, pid: int) -> int:
+    mask = 0
+    try:
+        descriptors = os.listdir(f"{procfs.root}/{pid}/fd")
+    except OSError:
+        return 0
+    for name in descriptors:
+        try:
+            if not os.readlink(f"{procfs.root}/{pid}/fd/{name}").startswith("anon_inode:[signalfd]"):
+                continue
+        except OSError:
+            continue
+        for line in (procfs.read(f"{pid}/fdinfo/{name}") or b"").split(b"\n"):
+            if line.startswith(b"sigmask:"):
+                mask |= int(line.split(b":")[1], 16)
+    return mask
