@@ -88,7 +88,7 @@ class Agent(node_pb2_grpc.AgentServicer):
             world=request.world,
             local_rank=request.local_rank if request.HasField("local_rank") else None,
         )
-        accepted = (rank.rank, rank.world) == (request.rank, request.world) and rank.job == (request.job or rank.job)
+        accepted = _taken(rank, request)
         self._bus.publish(self._event("agent_registered", rank, _registered(rank, request, accepted), {"agent": request.agent_version}))
         why = "" if accepted else "; ".join(self._ranks.notes(pid)) or "what is known of the process says otherwise"
         return pb.RegisterReply(rank=convert.rank(rank), accepted=accepted, why=convert.text(why))
@@ -166,6 +166,16 @@ class Agent(node_pb2_grpc.AgentServicer):
             pid=rank.pid,
             fields={name: value for name, value in fields.items() if value},
         )
+
+
+def _taken(rank: Rank, request: pb.RegisterRequest) -> bool:
+    """Whether everything that was claimed is what is known now; the registry takes a claim whole or not at all."""
+    claimed: dict[str, object] = {"rank": request.rank, "world": request.world}
+    if request.job:
+        claimed["job"] = request.job
+    if request.HasField("local_rank"):
+        claimed["local_rank"] = request.local_rank
+    return all(getattr(rank, name) == value for name, value in claimed.items())
 
 
 def _registered(rank: Rank, request: pb.RegisterRequest, accepted: bool) -> str:
