@@ -43,7 +43,7 @@ Later wins:
 4. `SINGULARITYD_RUNTIME_DIR` and `SINGULARITYD_STATE_DIR`, where they are not empty
 5. flags
 
-The files are merged setting by setting. A **duration** is a number of seconds, or a text with its unit: `"500ms"`, `"1.5s"`, `"10s"`, `"2m"`.
+The files are merged setting by setting. A **duration** is a number of seconds or a text with its unit: `"500ms"`, `"1.5s"`, `"2m"`.
 
 An unknown table or key, a value of the wrong type and a value out of range are errors. The daemon does not start then. It lists all of them
 at once, each with the file it is in and the nearest name, and exits with 78, which the unit does not restart on.
