@@ -45,6 +45,8 @@ class FakeFaults:
         self.hold: asyncio.Event | None = None
         self.asked: list[tuple[FaultSpec, str]] = []
         self.cancelled = 0
+        self.waiting = 0
+        self.most_waiting = 0
 
     async def inject(self, spec: FaultSpec, who: str) -> Fault:
         self.asked.append((spec, who))
@@ -91,7 +93,12 @@ class FakeFaults:
 
     async def wait(self, fault_id: str) -> Fault:
         await self.get(fault_id)
-        await self.ended[fault_id].wait()
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        try:
+            await self.ended[fault_id].wait()
+        finally:
+            self.waiting -= 1
         return self.faults[fault_id]
 
     async def get(self, fault_id: str) -> Fault:
