@@ -32,6 +32,7 @@ from singularityd.kernel.discovery import (
     ProcessSeen,
     SearchFailed,
 )
+from singularityd.kernel.elf import Wanted
 from singularityd.kernel.libraries import Table, tables
 from singularityd.kernel.procfs import ProcFs
 
@@ -182,7 +183,7 @@ class Executor:
         os.write(2, f"singularityd: {text}\n".encode() + (f"remedy: {remedy}\n".encode() if remedy else b""))
 
     def _lock(self) -> int | None:
-        path = Path(self.settings.runtime_dir) / "lock"
+        path = Path(self.settings.state_dir) / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,7 +191,7 @@ class Executor:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
-            self._fatal(f"another singularityd (pid {holder or 'unknown'}) runs with {path}", "stop it first, or set another runtime_dir")
+            self._fatal(f"another singularityd (pid {holder or 'unknown'}) runs with {path}", "stop it first, or set another daemon.state_dir")
             return None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -318,7 +319,7 @@ class Executor:
     # --- programs --------------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        tree = headers.prepare(Path(self.settings.headers), Path(self.settings.state_dir))
+        tree = headers.prepare(self.settings.headers, Path(self.settings.state_dir))
         multi = capabilities.uprobe_multi().state == "yes"
         pages = {"EVENT_PAGES": self.settings.event_pages, "PROCESS_PAGES": self.settings.process_pages}
         loadings = [
@@ -386,12 +387,15 @@ class Executor:
     def _probe_capabilities(self) -> None:
         """In a child: it attaches probes and traces a process of its own, which takes up to a second in all."""
         reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             status = 1
             try:
                 signal.set_wakeup_fd(-1)
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_DFL)
                 os.nice(10)
-                found = capabilities.probe_all(system_python=self.settings.system_python, headers_root=Path(self.settings.headers))
+                found = capabilities.probe_all(system_python=self.settings.system_python, headers_root=self.settings.headers)
                 states = {"no": 0, "yes": 1, "unknown": 2}
                 for item in found:
                     line = messages.CapabilityFound(state=states[item.state], name=item.name, detail=item.detail, remedy=item.remedy)
@@ -401,9 +405,9 @@ class Executor:
                 os._exit(status)
         writing.close()
         reading.setblocking(False)
-        self.watch(reading.fileno(), lambda: self._on_capability(reading))
+        self.watch(reading.fileno(), lambda: self._on_capability(reading, child))
 
-    def _on_capability(self, reading: socket.socket) -> None:
+    def _on_capability(self, reading: socket.socket, child: int) -> None:
         while True:
             try:
                 data = reading.recv(messages.LARGEST)
@@ -417,7 +421,7 @@ class Executor:
             self.send(message)
         self.forget(reading.fileno())
         reading.close()
-        self._reap()
+        os.waitpid(child, 0)
 
     # --- processes and libraries -----------------------------------------------------------------------------------------------
 
@@ -526,20 +530,14 @@ class Executor:
         """Counters stay readable for a while after the exit, so that the last scrape is complete; then their entries are freed."""
         if pid in self._processes:
             return  # the number is another process's by now; its counts go on in the same entries until it ends
-        for name, key, value in (
-            ("stats", abi.StatKey, abi.Stat),
-            ("comms", abi.CommKey, abi.Comm),
-            ("groups", abi.GroupKey, c.c_uint64),
-        ):
+        for name, key in (("stats", abi.StatKey), ("comms", abi.CommKey), ("groups", abi.GroupKey)):
             for entry in [entry for entry in bpf.keys(self._maps[name], key) if entry.tgid == pid]:
                 bpf.delete(self._maps[name], entry)
-            del value
 
     # --- once a second ---------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self.after(_TICK, self._tick)
-        self._reap()
         notify.watchdog()
         if self._attacher is None:
             return
@@ -561,10 +559,6 @@ class Executor:
                 self.send(messages.Resumed(pid=pid))
             process.stopped = stopped
 
-    def _reap(self) -> None:
-        """Short-lived children that are waited for by nobody else."""
-        capabilities.reap_orphans()
-
     # --- stop ------------------------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
@@ -579,11 +573,9 @@ class Executor:
             os.close(link)
 
 
-def table_wanted(table: Table) -> object:
+def table_wanted(table: Table) -> Wanted:
     """The part of a table that discovery needs."""
-    from singularityd.kernel.elf import Wanted
-
-    return Wanted(table.backend, table.markers, table.exact, table.prefixes, table.version)
+    return Wanted(table.backend, table.markers, table.exact, table.prefixes, table.version, table.version_file)
 
 
 def process_message(item: ProcessSeen) -> messages.ProcessSeen:

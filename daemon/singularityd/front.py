@@ -1,0 +1,206 @@
+"""The front: constructs everything without privilege, and decides the order of start and stop.
+
+Started by the executor as `python -m singularityd.front --settings JSON --channel FD`. It imports what it needs as root (the
+interpreter may lie where its own user cannot read), then becomes that user for good, then listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from singularityd import privileges
+from singularityd.api.ports import CheckUp, NodeStatus, Ports
+from singularityd.api.server import ApiServer
+from singularityd.config import Settings
+from singularityd.errors import SingularityError
+from singularityd.faults import spec
+from singularityd.faults.journal import Journal
+from singularityd.faults.limits import FaultLimits
+from singularityd.faults.patterns import PATTERNS
+from singularityd.faults.service import FaultService
+from singularityd.kernel import messages
+from singularityd.kernel.procfs import ProcFs
+from singularityd.link import ExecutorLink
+from singularityd.observe import kinds, log, otel
+from singularityd.observe.bus import Bus
+from singularityd.observe.health import Health
+from singularityd.observe.http import MetricsServer
+from singularityd.observe.metrics import MetricsPage
+from singularityd.observe.vitals import LoopLag
+from singularityd.ranks.memory import RankMemory
+from singularityd.ranks.registry import RankRegistry
+from singularityd.watch import Watch
+
+_PING_EVERY = 5.0
+_REFRESH_EVERY = 1.0
+
+
+class Front:
+    """Everything of the unprivileged half."""
+
+    def __init__(self, settings: Settings, channel: socket.socket) -> None:
+        self.settings = settings
+        self._log = structlog.get_logger("front")
+        self._stop = asyncio.Event()
+        state = Path(settings.daemon.state_dir) / "front"
+        self.bus = Bus()
+        self.health = Health()
+        self.health.expect("executor", stale_after=4 * _PING_EVERY)
+        self.memory = RankMemory(state / "ranks.json")
+        self.registry = RankRegistry(memory=self.memory, expire_after=settings.ranks.expire_after)
+        self.watch = Watch(registry=self.registry, bus=self.bus, expire_after=settings.ranks.expire_after)
+        self.link = ExecutorLink(channel, on_message=self._on_message, on_end=self._on_end)
+        limits = FaultLimits(
+            enabled=settings.faults.enabled,
+            max_duration=settings.faults.max_duration,
+            max_active=settings.faults.max_active,
+            per_minute=settings.faults.per_minute,
+        )
+        journal = Journal(state / "faults.sqlite", retention=settings.faults.retention)
+        self.faults = FaultService(registry=self.registry, executor=self.link, journal=journal, bus=self.bus, limits=limits)
+        self.watch.faults = self.faults
+        self.lag = LoopLag()
+        self.watch.lag = self.lag
+        self.page = MetricsPage(self.watch.snapshot, settings.metrics)
+        self.metrics = MetricsServer(
+            settings.metrics.host,
+            settings.metrics.port,
+            self.page.page,
+            self.health.report,
+            connections=settings.metrics.connections,
+            timeout=settings.metrics.timeout,
+        )
+        self.otel = otel.create(settings.otel, reading=self.page.reading, bus=self.bus)
+        self.api = ApiServer(Path(settings.daemon.runtime_dir), self._ports())
+
+    def _ports(self) -> Ports:
+        procfs = ProcFs()
+
+        async def start_time(pid: int) -> int | None:
+            return procfs.start_time(pid)
+
+        return Ports(
+            ranks=self.registry,
+            faults=self.faults,
+            bus=self.bus,
+            parse=spec.parse,
+            patterns=tuple(PATTERNS),
+            kinds={kind.name: kind.severity for kind in kinds.KINDS},
+            reading=self.watch.snapshot,
+            status=self._status,
+            check_up=lambda: CheckUp(self.watch.capabilities, self.watch.checked),
+            health=self.health.parts,
+            start_time=start_time,
+        )
+
+    def _status(self) -> NodeStatus:
+        watch = self.watch
+        address = f"{self.settings.metrics.host}:{self.metrics.port}" if self.settings.metrics.enabled else ""
+        return NodeStatus(
+            started_at=watch.started_at,
+            executor_started_at=watch.executor_started_at,
+            executor_pid=os.getppid(),
+            executor_restarts=watch.restarts,
+            probes=watch.probes,
+            dropped=watch.dropped(),
+            attach_errors=watch.attach_errors,
+            shed=watch.shed,
+            metrics_address=address,
+        )
+
+    # --- life ------------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Until the executor ends it."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal's Ctrl-C is the executor's to answer
+        await self.faults.start()
+        if self.settings.metrics.enabled:
+            await self.metrics.start()
+        await self.api.start()
+        if self.otel is not None:
+            await self.otel.start()
+        self.link.send(messages.FrontReady(version=messages.VERSION))
+        gc.collect()
+        gc.freeze()  # a full collection over the start's objects takes 20 ms, which API calls would feel
+        async with asyncio.TaskGroup() as tasks:
+            own = [tasks.create_task(part) for part in (self.lag.run(), self._ping(), self._refresh())]
+            await self._stop.wait()
+            for task in own:
+                task.cancel()
+        await self._shut()
+        return 0
+
+    async def _shut(self) -> None:
+        await self.api.stop()
+        await self.faults.stop()
+        if self.otel is not None:
+            await self.otel.stop()
+        if self.settings.metrics.enabled:
+            await self.metrics.stop()
+        self.memory.close()
+        self.watch.close()
+        self.link.close()
+
+    async def _ping(self) -> None:
+        while True:
+            try:
+                await self.link.ping()
+                self.health.good("executor")
+            except SingularityError as error:
+                self.health.bad("executor", error.text)
+            await asyncio.sleep(_PING_EVERY)
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_EVERY)
+            await self.watch.refresh()
+
+    def _on_end(self, why: str) -> None:
+        self._log.warning("the executor ended: so does the front", why=why)
+        self._stop.set()
+
+    def _on_message(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Started):
+            self.watch.begin(self.link.maps, message)
+        else:
+            self.watch.on_message(message)
+
+
+async def _run(settings: Settings, channel: socket.socket) -> int:
+    return await Front(settings, channel).run()
+
+
+def main() -> int:
+    """Entry of the front."""
+    parser = argparse.ArgumentParser(prog="singularityd-front")
+    parser.add_argument("--settings", required=True)
+    parser.add_argument("--channel", type=int, required=True)
+    arguments = parser.parse_args()
+    settings = msgspec.json.decode(arguments.settings, type=Settings)
+    log.setup(settings.log)
+    parent = os.getppid()
+    channel = socket.socket(fileno=arguments.channel)
+    try:
+        privileges.drop(settings.daemon.user)
+        if not privileges.die_with(parent):
+            return 0
+        return asyncio.run(_run(settings, channel))
+    except SingularityError as error:
+        structlog.get_logger("front").error("the front cannot run", error=error.text, hint=error.hint, at=time.time())
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
