@@ -61,16 +61,17 @@ def execute(settings: config.Settings) -> NoReturn:
         "system_python": kernel.system_python,
         "headers": kernel.headers,
         "front": front,
-        "slow_ns": int(kernel.slow_call * 1e9),
+        "slow_ns": round(kernel.slow_call * 1e9),
         "guard_limit": kernel.guard_hits if kernel.guard else 0,
         "return_probes": kernel.return_probes,
         "event_pages": kernel.event_pages,
         "process_pages": kernel.process_pages,
         "faults_enabled": faults.enabled,
-        "max_duration_ms": int(faults.max_duration * 1000),
+        "max_duration_ms": round(faults.max_duration * 1000),
         "max_active": faults.max_active,
         "expire_after": settings.ranks.expire_after,
         "nice": settings.daemon.nice,
+        "scan_interval": kernel.scan_interval,
     }
     here = str(Path(__file__).resolve().parent.parent)
     os.execv(sys.executable, [sys.executable, "-E", "-S", "-c", _BOOT, here, json.dumps(slim)])

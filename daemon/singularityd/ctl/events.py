@@ -9,6 +9,7 @@ import click
 from singularityd.ctl import words
 from singularityd.ctl.output import print_json_line, remark, say
 from singularityd.ctl.session import Session, common
+from singularityd.errors import ResumeLost, UsageError
 
 if TYPE_CHECKING:
     from singularityd.api.v1 import node_pb2
@@ -34,6 +35,9 @@ def events(session: Session, follow: bool, since: str, kinds: tuple[str, ...]) -
             for event in stream:
                 _print(session, event)
                 token = event.token or token  # after printing: an interrupt between the two repeats an event and loses none
+    except (ResumeLost, UsageError):
+        token = ""  # it was refused: nobody should go on with it
+        raise
     except BrokenPipeError:
         token = ""  # `| head`: whoever read it has seen enough
         raise

@@ -109,8 +109,14 @@ def tell_ended(fault: node_pb2.Fault, *, quiet: bool) -> None:
     if not quiet:
         say(f"{fault.id} {standing(fault)}: {fault.ending or 'no reason given'}")
     if not fault.hits:
-        meant = calls(fault)
         raise NoHits(
-            f"armed, 0 hits: rank {fault.rank} made no matching call ({meant}) while {fault.id} was armed",
+            f"armed, 0 hits: {_why_unhit(fault)}",
             hint="singularityctl top --once shows the calls it makes; a longer --for, a higher probability or point=any reach more of them",
         )
+
+
+def _why_unhit(fault: node_pb2.Fault) -> str:
+    if fault.seen:
+        seen = words.plural(fault.seen, "matching call")
+        return f"rank {fault.rank} made {seen} ({calls(fault)}) while {fault.id} was armed, and none was chosen"
+    return f"no matching call ({calls(fault)}) of rank {fault.rank} was seen while {fault.id} was armed"

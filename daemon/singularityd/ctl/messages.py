@@ -50,6 +50,7 @@ def fault_value(fault: node_pb2.Fault) -> dict[str, Any]:
         "armed_at": fault.armed_at or None,
         "ended_at": fault.ended_at or None,
         "hits": fault.hits,
+        "seen": fault.seen if fault_state(fault) == "ended" and fault.seen >= fault.hits else None,
         "ending": fault.ending or None,
     }
 

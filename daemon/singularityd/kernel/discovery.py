@@ -27,7 +27,6 @@ from singularityd.kernel.procfs import ProcFs, Status
 
 LOOKS = (0.0, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds after a process was first seen."""
-LIST_EVERY = 1.0
 SWEEP_EVERY = 30.0
 """A process whose address space seems unchanged is looked at again this often."""
 SEARCH_LIMIT = 20.0
@@ -116,7 +115,8 @@ class _Search:
 class Discovery:
     """The scanner."""
 
-    def __init__(self, procfs: ProcFs, wanted: Sequence[elf.Wanted], *, clock: Callable[[], float]) -> None:
+    def __init__(self, procfs: ProcFs, wanted: Sequence[elf.Wanted], *, clock: Callable[[], float], interval: float = 1.0) -> None:
+        self._interval = interval
         self._procfs = procfs
         self._wanted = list(wanted)
         self._clock = clock
@@ -143,7 +143,7 @@ class Discovery:
         """Look for new, changed and vanished processes."""
         found: list[Found] = []
         if now >= self._next_list:
-            self._next_list = now + LIST_EVERY
+            self._next_list = now + self._interval
             found.extend(self._list(now))
         for process in list(self._processes.values()):
             if now >= process.due:

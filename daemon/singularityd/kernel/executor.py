@@ -67,6 +67,7 @@ class Settings(NamedTuple):
     max_active: int
     expire_after: float
     nice: int
+    scan_interval: float
 
 
 class Process:
@@ -375,7 +376,7 @@ class Executor:
             self._handle_fds.append(self._maps[name])
 
     def _first_look(self) -> None:
-        self._discovery = Discovery(self.procfs, [table_wanted(table) for table in self._tables.values()], clock=time.monotonic)
+        self._discovery = Discovery(self.procfs, [table_wanted(table) for table in self._tables.values()], clock=time.monotonic, interval=self.settings.scan_interval)
         self.watch(self._discovery.fileno(), self._on_search)
         self._discover()
         self._started = True

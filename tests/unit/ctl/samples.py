@@ -68,10 +68,10 @@ ARMED = pb.Fault(
 )
 ENDED = pb.Fault()
 ENDED.CopyFrom(ARMED)
-ENDED.MergeFrom(pb.Fault(state=pb.FAULT_STATE_ENDED, ended_at=1_780_000_108.0, hits=2, ending="deadline"))
+ENDED.MergeFrom(pb.Fault(state=pb.FAULT_STATE_ENDED, ended_at=1_780_000_108.0, hits=2, seen=2, ending="deadline"))
 UNHIT = pb.Fault()
 UNHIT.CopyFrom(ENDED)
-UNHIT.hits = 0
+UNHIT.hits = UNHIT.seen = 0
 DRY = pb.Fault(
     pattern="timeout",
     state=pb.FAULT_STATE_DRY_RUN,

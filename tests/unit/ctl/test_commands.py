@@ -9,7 +9,7 @@ import pytest
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.ctl.main import COMMANDS
 from singularityd.ctl.top import compare
-from singularityd.errors import ResumeLost, SingularityError
+from singularityd.errors import BadOption, ResumeLost, SingularityError
 
 from . import samples
 from .fake import FakeClient, ask
@@ -183,6 +183,11 @@ def test_the_resume_token_is_told_however_the_stream_ends(ending: BaseException,
     assert result.exit_code == code
     assert "--since b7:42" in result.stderr
     assert "--since" not in result.stdout
+
+
+@pytest.mark.parametrize("refusal", [ResumeLost("of an earlier start"), BadOption("no token")])
+def test_a_token_that_was_refused_is_not_recommended(refusal: SingularityError) -> None:
+    assert "--since" not in ask("events", "--since", "b7:9", client=FakeClient(follow=[refusal])).stderr
 
 
 def test_without_a_new_event_the_old_token_stays_good() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from singularityd.api.v1 import node_pb2 as pb
 from singularityd.ctl.inject import pairs
 from singularityd.errors import Failed, NoSuchRank, SingularityError
 
@@ -106,9 +107,18 @@ def test_wait_without_a_hit_exits_5_also_in_json() -> None:
     for more in ([], ["-o", "json"]):
         result = ask("inject", "--rank", "3", "timeout", "--wait", *more, client=FakeClient(wait=samples.UNHIT))
         assert result.exit_code == 5
-        assert "armed, 0 hits: rank 3 made no matching call" in result.stderr
+        assert "armed, 0 hits: no matching call (any) of rank 3 was seen" in result.stderr
         assert "hint: " in result.stderr
     assert json.loads(result.stdout)["hits"] == 0
+
+
+def test_calls_that_were_seen_and_not_chosen_are_told_as_such() -> None:
+    unlucky = pb.Fault()
+    unlucky.CopyFrom(samples.UNHIT)
+    unlucky.MergeFrom(pb.Fault(seen=40, probability_percent=0.5))
+    result = ask("inject", "--rank", "3", "timeout", "probability=0.5%", "--wait", client=FakeClient(wait=unlucky))
+    assert result.exit_code == 5
+    assert "rank 3 made 40 matching calls (any 0.5%) while f12 was armed, and none was chosen" in result.stderr
 
 
 def test_wait_in_json_prints_the_ended_fault_once() -> None:

@@ -178,7 +178,7 @@ def start(order: HoldOrder, *, procfs: ProcFs) -> Holder:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     # Signals are held back until the child has its own handlers: one of ours, run there, would write to our wake-up descriptor.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
