@@ -36,7 +36,8 @@ def events(session: Session, follow: bool, since: str, kinds: tuple[str, ...]) -
                 _print(session, event)
                 token = event.token or token  # after printing: an interrupt between the two repeats an event and loses none
     except (ResumeLost, UsageError):
-        token = ""  # it was refused: nobody should go on with it
+        if token == since:
+            token = ""  # it was refused: nobody should go on with it
         raise
     except BrokenPipeError:
         token = ""  # `| head`: whoever read it has seen enough

@@ -7,7 +7,7 @@ import time
 
 import grpc
 import pytest
-from singularityd.api.servicers.agent import REPORT_BURST, TOLD, WATCHES
+from singularityd.api.servicers.agent import REPORT_BURST, TOLD, TOTAL_BURST, TOTAL_RATE, WATCHES
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.observe.kinds import BY_NAME
 
@@ -166,6 +166,36 @@ async def test_one_process_that_reports_too_often_is_refused_alone(host: Host) -
         assert 0 < len(refused) <= 20
         assert {one.code() for one in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         await stubs.agent.Report(report(4202))
+
+
+async def test_a_registration_that_says_nothing_new_is_no_event(host: Host) -> None:
+    async with Stubs(host.agent) as stubs:
+        for _ in range(3):
+            await stubs.agent.Register(claim())
+        assert host.bus.recorder.last == 1
+        await stubs.agent.Register(claim(agent_version="0.2.0"))
+        assert host.bus.recorder.last == 2
+
+
+async def test_all_processes_together_cannot_flood_the_recorder(host: Host) -> None:
+    """Whoever speaks for every process of the host in turn is stopped all the same."""
+    for number in range(TOTAL_BURST // REPORT_BURST + 4):
+        host.add_rank(0, job=f"torchrun-many{number}", pid=10_000 + number)
+    refused = 0
+    async with Stubs(host.agent) as stubs:
+        for number in range(TOTAL_BURST // REPORT_BURST + 4):
+            reports = (stubs.agent.Report(report(10_000 + number)) for _ in range(REPORT_BURST))
+            answers = await asyncio.gather(*reports, return_exceptions=True)
+            refused += sum(isinstance(one, grpc.aio.AioRpcError) for one in answers)
+    assert refused > 0
+    assert host.bus.recorder.last < TOTAL_BURST + TOTAL_RATE * 20
+
+
+async def test_one_process_that_registers_too_often_is_refused(host: Host) -> None:
+    async with Stubs(host.agent) as stubs:
+        answers = await asyncio.gather(*(stubs.agent.Register(claim()) for _ in range(REPORT_BURST + 20)), return_exceptions=True)
+        assert any(isinstance(one, grpc.aio.AioRpcError) for one in answers)
+        assert (await stubs.agent.Register(claim(4202, rank=2))).accepted
 
 
 async def watching(stubs: Stubs, pid: int, token: str = "") -> object:

@@ -91,7 +91,7 @@ async def test_a_fault_that_does_not_end_is_told_with_how_to_end_it(host: Host) 
         client.inject(rank=3, pattern="timeout", options={})
         client.wait("f1", 0.2)
 
-    with pytest.raises(Failed, match="f1 has not ended after 0.2 s") as raised:
+    with pytest.raises(Failed, match=r"f1 has not ended after 0\.2 s") as raised:
         await ask(host, wait)
     assert raised.value.exit_code == 1
     assert "clear f1" in raised.value.hint

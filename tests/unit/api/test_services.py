@@ -222,7 +222,9 @@ async def test_health_is_never_older_than_the_question(host: Host) -> None:
             for name in ("", "executor", "metrics"):
                 assert (await health.Check(health_pb2.HealthCheckRequest(service=name))).status == 1
             host.health["executor"] = (False, "")
-            states = {name: (await health.Check(health_pb2.HealthCheckRequest(service=name))).status for name in ("", "executor", "metrics")}
+            states = {
+                name: (await health.Check(health_pb2.HealthCheckRequest(service=name))).status for name in ("", "executor", "metrics")
+            }
             assert states == {"": 2, "executor": 2, "metrics": 1}
             assert (await failure_of(health.Check(health_pb2.HealthCheckRequest(service="no"))))[0] is grpc.StatusCode.NOT_FOUND
             watch = health.Watch(health_pb2.HealthCheckRequest(service="executor"))

@@ -267,10 +267,15 @@ def test_buckets_forget_those_not_used_for_longest() -> None:
 
 def test_places_come_back_also_after_a_failure() -> None:
     places = Places(1, "streams")
-    with pytest.raises(ValueError, match="x"), places.place():
-        with pytest.raises(Busy, match="1 streams"), places.place():
-            pass
-        raise ValueError("x")
+
+    def fail() -> None:
+        with places.place():
+            with pytest.raises(Busy, match="1 streams"), places.place():
+                pass
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fail()
     with places.place():
         assert places.taken == 1
 

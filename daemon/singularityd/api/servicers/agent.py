@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from singularityd.api import convert
-from singularityd.api.limits import Buckets, Places
+from singularityd.api.limits import Bucket, Buckets, Places
 from singularityd.api.ports import Bus, RankRegistry
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.api.v1 import node_pb2_grpc
@@ -40,6 +41,10 @@ REPORTS = ("round", "snapshot", "bits", "healing", "recovery")
 LONGEST_TEXT, LONGEST_JOB = 300, 1024
 MOST_FIELDS, LONGEST_VALUE = 16, 200
 REPORT_RATE, REPORT_BURST = 10.0, 50
+"""Of one process."""
+TOTAL_RATE, TOTAL_BURST = 100.0, 1000
+"""Of all: events that anybody may cause must not push everything else out of the recorder within seconds."""
+MOST_TOLD = 4096
 WATCHES = 4
 """Streams that one process may have open: one, and some that are being given up."""
 UNKNOWN_JOB = "unknown"
@@ -71,7 +76,10 @@ class Agent(node_pb2_grpc.AgentServicer):
         self._start_time = start_time
         self._backlog = backlog
         self._clock = clock
-        self._reports = Buckets(REPORT_RATE, REPORT_BURST)
+        self._each = Buckets(REPORT_RATE, REPORT_BURST)
+        self._registrations = Bucket(TOTAL_RATE, TOTAL_BURST)
+        self._reports = Bucket(TOTAL_RATE, TOTAL_BURST)
+        self._told: OrderedDict[_Key, tuple[Rank, bool, str]] = OrderedDict()
         self._watches: dict[_Key, Places] = {}
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
@@ -80,6 +88,7 @@ class Agent(node_pb2_grpc.AgentServicer):
         Raises NoSuchRank for a process that is not there or has another start time, BadOption for words that cannot be.
         """
         _check_claim(request)
+        self._count(self._registrations, _Key(request.pid, request.start_time_ticks), "registers")
         pid = await self._live(request.pid, request.start_time_ticks)
         rank = self._ranks.claim(
             pid,
@@ -89,7 +98,7 @@ class Agent(node_pb2_grpc.AgentServicer):
             local_rank=request.local_rank if request.HasField("local_rank") else None,
         )
         accepted = _taken(rank, request)
-        self._bus.publish(self._event("agent_registered", rank, _registered(rank, request, accepted), {"agent": request.agent_version}))
+        self._tell(rank, request, accepted)
         why = "" if accepted else "; ".join(self._ranks.notes(pid)) or "what is known of the process says otherwise"
         return pb.RegisterReply(rank=convert.rank(rank), accepted=accepted, why=convert.text(why))
 
@@ -120,10 +129,26 @@ class Agent(node_pb2_grpc.AgentServicer):
         """A round, a snapshot, bit widths, a healing action or a recovery, as an event. Raises NoSuchRank, BadOption, Busy."""
         _check_report(request)
         rank = self._known(request.pid, request.start_time_ticks)
-        if not self._reports.take(_Key(rank.pid, rank.start_time)):
-            raise Busy(f"process {rank.pid} reports more than {REPORT_RATE:g} times a second", hint="gather them: one a second is enough")
+        self._count(self._reports, _Key(rank.pid, rank.start_time), "reports")
         self._bus.publish(self._event("agent_report", rank, request.text or request.kind, {**request.fields, "report": request.kind}))
         return pb.ReportReply()
+
+    def _count(self, total: Bucket, key: _Key, does: str) -> None:
+        """Raises Busy for one process that does it too often, and for all of them together."""
+        if not self._each.take((does, key)):
+            raise Busy(f"process {key.pid} {does} more than {REPORT_RATE:g} times a second", hint="gather: once a second is enough")
+        if not total.take():
+            raise Busy(f"this host's agents together ask for more than {TOTAL_RATE:g} of these a second", hint="try again in a moment")
+
+    def _tell(self, rank: Rank, request: pb.RegisterRequest, accepted: bool) -> None:
+        """A registration that says nothing new is no event."""
+        key, news = _Key(rank.pid, rank.start_time), (rank, accepted, request.agent_version)
+        if self._told.get(key) == news:
+            return
+        self._told[key] = news
+        if len(self._told) > MOST_TOLD:
+            self._told.popitem(last=False)
+        self._bus.publish(self._event("agent_registered", rank, _registered(rank, request, accepted), {"agent": request.agent_version}))
 
     def _concerns(self, event: Event, watcher: Rank) -> bool:
         """The watcher's job is looked up each time: it may become known, or known better, meanwhile."""
