@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import socket
 import stat
 from pathlib import Path
@@ -22,12 +21,12 @@ LONGEST = 107
 
 
 class Doorway:
-    """One socket's way from bound to reachable to gone. Any thread, one at a time."""
+    """One socket's way from bound to reachable to gone. Any thread, one at a time; the host's lock keeps a second daemon out."""
 
     def __init__(self, path: Path, mode: int) -> None:
         self.path = path
         self._mode = mode
-        self._private = path.parent / f".{secrets.token_hex(3)}"
+        self._private = path.parent / f".{path.stem}"
         self._hidden = self._private / "s"
         self._identity: tuple[int, int] | None = None
 
@@ -37,11 +36,12 @@ class Doorway:
         if longest > LONGEST:
             raise ConfigError(f"{self.path} is too long for a socket", hint=f"choose a shorter runtime_dir: {LONGEST} bytes fit")
         _refuse_living(self.path)
+        self._clear()  # of a daemon that was killed while it started
         try:
             self._private.mkdir(mode=0o700)
         except OSError as error:
             raise NotPermitted(
-                f"{self.path.parent} cannot be written: {os.strerror(error.errno or 0)}",
+                f"{self._private} cannot be made: {os.strerror(error.errno or 0)}",
                 hint="it must exist and belong to the daemon's user; systemd makes it by RuntimeDirectory=",
             ) from None
         return f"unix:{quote(os.fspath(self._hidden))}"
@@ -60,11 +60,14 @@ class Doorway:
             found = self.path.lstat()
             if (found.st_dev, found.st_ino) == self._identity:
                 self.path.unlink()
+        self._clear()
+        self._identity = None
+
+    def _clear(self) -> None:
         with contextlib.suppress(OSError):
             self._hidden.unlink()
         with contextlib.suppress(OSError):
             self._private.rmdir()
-        self._identity = None
 
 
 def _refuse_living(path: Path) -> None:

@@ -113,6 +113,15 @@ async def test_what_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:
         await stubs.node.Version(pb.VersionRequest())
 
 
+async def test_what_a_daemon_that_was_killed_while_it_started_left_is_cleared(tmp_path: Path) -> None:
+    Doorway(tmp_path / "control.sock", 0o600).prepare()
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / ".control" / "s"))
+    left.close()
+    async with serving(tmp_path):
+        assert set(modes(tmp_path)) == {"control.sock", "agent.sock"}
+
+
 async def test_a_living_daemon_is_not_replaced(tmp_path: Path) -> None:
     async with serving(tmp_path) as host:
         second = ApiServer(tmp_path, make(tmp_path).ports())
@@ -163,7 +172,7 @@ async def test_a_path_that_is_too_long_and_a_directory_that_is_not_there_are_sai
     deep.mkdir()
     with pytest.raises(ConfigError, match="too long"):
         await ApiServer(deep, make(deep).ports()).start()
-    with pytest.raises(NotPermitted, match="cannot be written: No such file"):
+    with pytest.raises(NotPermitted, match="cannot be made: No such file"):
         await ApiServer(tmp_path / "no", make(tmp_path).ports()).start()
 
 
