@@ -22,8 +22,7 @@ setup-demo setup-test:
 demo: setup-demo
 	@$(PYTHON) demo/run.py
 
-# lint joins again when the executor and the front are connected: their border modules are not all there yet
-test: setup-test
+test: lint
 	$(PYTHON) -m pytest tests
 
 lint: setup-test

@@ -48,7 +48,9 @@ def prepare(daemon: config.DaemonSettings) -> None:
             os.chown(place, owner, group)
             place.chmod(0o755 if owner == 0 or place == Path(daemon.runtime_dir) else 0o700)
         except OSError as error:
-            raise NotPermitted(f"{place} cannot be prepared: {error.strerror}", hint="set daemon.runtime_dir or daemon.state_dir") from error
+            raise NotPermitted(
+                f"{place} cannot be prepared: {error.strerror}", hint="set daemon.runtime_dir or daemon.state_dir"
+            ) from error
 
 
 def execute(settings: config.Settings) -> NoReturn:
@@ -74,7 +76,9 @@ def execute(settings: config.Settings) -> NoReturn:
         "scan_interval": kernel.scan_interval,
     }
     here = str(Path(__file__).resolve().parent.parent)
-    os.execv(sys.executable, [sys.executable, "-E", "-S", "-c", _BOOT, here, json.dumps(slim)])
+    os.execv(  # noqa: S606 - the point of this process
+        sys.executable, [sys.executable, "-E", "-S", "-c", _BOOT, here, json.dumps(slim)]
+    )
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ class ExecutorLink:
     async def ask(self, message: messages.Message) -> messages.Message:
         """Send a request and wait for its answer; a refusal is raised as the error that it names."""
         number = next(self._numbers)
-        message.request = number  # type: ignore[attr-defined]
+        message.request = number
         answer: asyncio.Future[messages.Message] = self._loop.create_future()
         self._asked[number] = answer
         try:

@@ -197,7 +197,7 @@ class Watch:
                 self._on_process_record(record)
             else:
                 self._on_call_record(record)
-        except Exception:  # a record must not end the consuming of those after it
+        except Exception:  # noqa: BLE001 - a record must not end the consuming of those after it
             self._log.exception("a kernel record could not be handled", kind=record.kind)
 
     def _on_process_record(self, record: abi.KernelEvent) -> None:
@@ -228,7 +228,7 @@ class Watch:
             return
         if record.kind == abi.EVENT_INIT and record.value in (0, 7):
             rank, size = (int(record.rank) if record.rank >= 0 else None), (int(record.size) if record.size > 0 else None)
-            self._registry.observe_init(pid, comm=comm, comm_rank=rank, comm_size=size, backend=backend)
+            self._registry.observe_init(pid, comm=comm, comm_rank=rank, comm_size=size, backend="nccl" if backend == "nccl" else "gloo")
         elif record.kind == abi.EVENT_FIRST_CALL:
             self._registry.observe_calls({pid})
         event = collectives.to_event(record, self._registry.by_pid(pid))

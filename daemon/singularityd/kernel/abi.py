@@ -63,6 +63,8 @@ EVENT_DYING, EVENT_STOP, EVENT_CONTINUE, EVENT_OOM, EVENT_EXEC = 16, 17, 18, 19,
 
 
 class Site(c.Structure):
+    """struct site: where a call's facts stand among its arguments."""
+
     _fields_ = (
         ("backend", c.c_uint8),
         ("kind", c.c_uint8),
@@ -85,10 +87,14 @@ class Site(c.Structure):
 
 
 class StatKey(c.Structure):
+    """struct stat_key."""
+
     _fields_ = (("tgid", c.c_uint32), ("op", c.c_uint16), ("backend", c.c_uint8), ("result", c.c_uint8), ("comm", c.c_uint64))
 
 
 class Stat(c.Structure):
+    """struct stat: the kernel's aggregate."""
+
     _fields_ = (
         ("calls", c.c_uint64),
         ("bytes", c.c_uint64),
@@ -99,10 +105,14 @@ class Stat(c.Structure):
 
 
 class InflightKey(c.Structure):
+    """struct inflight_key."""
+
     _fields_ = (("tid", c.c_uint32), ("site", c.c_uint32))
 
 
 class Inflight(c.Structure):
+    """struct inflight: a call that has begun."""
+
     _fields_ = (
         ("started_ns", c.c_uint64),
         ("comm", c.c_uint64),
@@ -122,14 +132,20 @@ class Inflight(c.Structure):
 
 
 class CommKey(c.Structure):
+    """struct comm_key."""
+
     _fields_ = (("tgid", c.c_uint32), ("backend", c.c_uint32), ("address", c.c_uint64))
 
 
 class ArrivalSlot(c.Structure):
+    """struct arrival."""
+
     _fields_ = (("at_ns", c.c_uint64), ("seq", c.c_uint32), ("op", c.c_uint16), ("pad", c.c_uint16))
 
 
 class Comm(c.Structure):
+    """struct comm: a communicator of one process."""
+
     _fields_ = (
         ("id", c.c_uint64),
         ("born_ns", c.c_uint64),
@@ -145,6 +161,8 @@ class Comm(c.Structure):
 
 
 class GroupKey(c.Structure):
+    """struct group_key."""
+
     _fields_ = (("tgid", c.c_uint32), ("ordinal", c.c_uint32))
 
 
@@ -210,4 +228,6 @@ class KernelEvent(c.Structure):
 
 
 class Settings(c.Structure):
+    """struct settings."""
+
     _fields_ = (("slow_ns", c.c_uint64),)

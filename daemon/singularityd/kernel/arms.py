@@ -58,9 +58,7 @@ class ArmedFault:
 class Arms:
     """All faults of this host."""
 
-    def __init__(
-        self, *, maps: Mapping[str, int], procfs: ProcFs, loop: Loop, limits: Limits, is_rank: Callable[[int, int], bool]
-    ) -> None:
+    def __init__(self, *, maps: Mapping[str, int], procfs: ProcFs, loop: Loop, limits: Limits, is_rank: Callable[[int, int], bool]) -> None:
         self._inject_map = maps["inject_config"]
         self._held_map = maps["held"]
         self._procfs = procfs

@@ -10,6 +10,7 @@ import ctypes
 import json
 import socket
 import sys
+from typing import Any
 
 STRUCT = 4
 OPTIONAL = {"TASK_TGID"}
@@ -27,7 +28,7 @@ class BtfMember(ctypes.Structure):
     _fields_ = (("name", ctypes.c_uint32), ("type", ctypes.c_uint32), ("offset", ctypes.c_uint32))
 
 
-def member_offset(structure, member):
+def member_offset(structure: str, member: str) -> int | None:
     """Byte offset of a member in the RUNNING kernel's own description of itself, None where it has none.
 
     The headers that bcc compiles with may be of any version; a layout taken from them would read garbage.
@@ -45,7 +46,7 @@ def member_offset(structure, member):
     return walk(lib, btf, number, member.encode(), 0) if number > 0 else None
 
 
-def walk(lib, btf, number, member, base):
+def walk(lib: ctypes.CDLL, btf: int, number: int, member: bytes, base: int) -> int | None:
     """Look through a struct and the anonymous structs in it (a randomised layout wraps the members in one)."""
     address = lib.btf__type_by_id(btf, number)
     head = BtfType.from_address(address)
@@ -54,7 +55,7 @@ def walk(lib, btf, number, member, base):
         bits = entry.offset & 0xFFFFFF if head.info >> 31 else entry.offset
         name = lib.btf__name_by_offset(btf, entry.name)
         if name == member:
-            return base + bits // 8
+            return int(base + bits // 8)
         inner = lib.btf__type_by_id(btf, entry.type) if not name else None
         if inner and (BtfType.from_address(inner).info >> 24) & 0x1F == STRUCT:
             found = walk(lib, btf, entry.type, member, base + bits // 8)
@@ -63,10 +64,12 @@ def walk(lib, btf, number, member, base):
     return None
 
 
-def main():
+def main() -> None:
+    """Answer one request."""
     request = json.loads(sys.argv[1])
     channel = socket.socket(fileno=request["socket"])
-    answer, descriptors = {"ok": False, "error": "", "missing": []}, []
+    answer: dict[str, Any] = {"ok": False, "error": "", "missing": []}
+    descriptors: list[int] = []
     try:
         from bcc import BPF
 
@@ -86,7 +89,7 @@ def main():
                 answer["missing"].append([name, str(error)])
         descriptors += [bpf[name].map_fd for name in request["maps"]]
         answer["ok"] = True
-    except Exception as error:  # bcc raises bare Exception; whatever it is, the executor tells it in one line
+    except Exception as error:  # noqa: BLE001 - bcc raises bare Exception; whatever it is, the executor tells it in one line
         answer["error"] = f"{type(error).__name__}: {error}"
         descriptors = []
     data = json.dumps(answer).encode()[:60000]

@@ -205,8 +205,8 @@ def read_all(fd: int, key: type[Key], value: type[Value], limit: int) -> list[tu
             if error.errno != errno.ENOENT:
                 raise
             last = True
-        for index in range(min(batch.count, chunk)):
-            found.append((key.from_buffer_copy(key_space[index]), value.from_buffer_copy(value_space[index])))
+        count = min(batch.count, chunk)
+        found.extend((key.from_buffer_copy(key_space[i]), value.from_buffer_copy(value_space[i])) for i in range(count))
         if last:
             break
         first = False

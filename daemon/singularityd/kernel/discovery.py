@@ -11,6 +11,7 @@ Executor only, single thread: `tick` and `on_readable` return what was found and
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import json
 import os
@@ -260,9 +261,7 @@ class Discovery:
             path = file.path + (" (deleted)" if file.deleted else "")
             opens = f"{self._procfs.root}/{process.pid}/map_files/{file.entry}"
             version = match.version or self._version_beside(process.pid, file.path, match.backend)
-            yield LibraryFound(
-                process.pid, process.start_time, file.device, file.inode, path, opens, match.backend, version, match.symbols
-            )
+            yield LibraryFound(process.pid, process.start_time, file.device, file.inode, path, opens, match.backend, version, match.symbols)
 
     def _seen(self, process: _Process) -> ProcessSeen | None:
         status: Status | None = self._procfs.status(process.pid)
@@ -321,10 +320,8 @@ class Discovery:
         self._search = None
         self._poll.unregister(search.channel.fileno())
         search.channel.close()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(search.child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         os.waitpid(search.child, 0)
 
     def _finish(self, otherwise: str) -> list[Found]:

@@ -298,9 +298,9 @@ class StaticSymbols(Symbols):
         table = self.image.slice(self._offset, self._size // _SYMBOL.size * _SYMBOL.size, ".symtab")
         found: dict[str, int] = {}
         for entry in _SYMBOL.iter_unpack(table):
-            name = wanted.get(entry[0])
-            if name is not None and (offset := self._code(entry)) is not None:
-                found.setdefault(name.decode("utf-8", "replace"), offset)
+            known = wanted.get(entry[0])
+            if known is not None and (offset := self._code(entry)) is not None:
+                found.setdefault(known.decode("utf-8", "replace"), offset)
         return found
 
 
@@ -352,5 +352,3 @@ def file_key(descriptor: int) -> tuple[int, int, int, int]:
     """(device, inode, mtime in ns, size): changes when the file is replaced or written."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-

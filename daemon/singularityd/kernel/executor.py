@@ -192,7 +192,9 @@ class Executor:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
-            self._fatal(f"another singularityd (pid {holder or 'unknown'}) runs with {path}", "stop it first, or set another daemon.state_dir")
+            self._fatal(
+                f"another singularityd (pid {holder or 'unknown'}) runs with {path}", "stop it first, or set another daemon.state_dir"
+            )
             return None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -206,7 +208,11 @@ class Executor:
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, self._note_signal)
-        self.watch(reading.fileno(), lambda: reading.recv(4096))
+        self.watch(reading.fileno(), lambda: self._drain(reading))
+
+    @staticmethod
+    def _drain(reading: socket.socket) -> None:
+        reading.recv(4096)
 
     def _note_signal(self, number: int, _frame: object) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
@@ -376,7 +382,12 @@ class Executor:
             self._handle_fds.append(self._maps[name])
 
     def _first_look(self) -> None:
-        self._discovery = Discovery(self.procfs, [table_wanted(table) for table in self._tables.values()], clock=time.monotonic, interval=self.settings.scan_interval)
+        self._discovery = Discovery(
+            self.procfs,
+            [table_wanted(table) for table in self._tables.values()],
+            clock=time.monotonic,
+            interval=self.settings.scan_interval,
+        )
         self.watch(self._discovery.fileno(), self._on_search)
         self._discover()
         self._started = True

@@ -46,7 +46,7 @@ def families(*, uprobe_multi: bool) -> tuple[Family, ...]:
     return (
         Family(
             "collectives.c",
-            {name: (KPROBE, attach, False) for name in ("on_call", "on_return", "on_end")},
+            dict.fromkeys(("on_call", "on_return", "on_end"), (KPROBE, attach, False)),
             (
                 "sites",
                 "site_hits",
@@ -121,7 +121,9 @@ class Loading:
             )
         except OSError as error:
             here.close()
-            raise LoadError(f"cannot start {python}: {error.strerror}", "set kernel.system_python to the distribution's Python 3") from error
+            raise LoadError(
+                f"cannot start {python}: {error.strerror}", "set kernel.system_python to the distribution's Python 3"
+            ) from error
         finally:
             there.close()
 

@@ -113,7 +113,7 @@ class ProcFs:
 
 def parse_status(data: bytes) -> Status | None:
     """From the text of a status file; None when lines are missing (the process was ending)."""
-    lines = {}
+    lines: dict[bytes, bytes] = {}
     for line in data.split(b"\n"):
         name, colon, value = line.partition(b":")
         if colon:

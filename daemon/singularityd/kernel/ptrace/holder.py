@@ -10,6 +10,7 @@ executor's own death (PR_SET_PDEATHSIG).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import os
 import select
@@ -150,10 +151,8 @@ class Holder:
         """Wait for its end (it was killed or has ended) and close the channel."""
         if not self._reaped:
             self._reaped = True
-            try:
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
-            except ChildProcessError:
-                pass
         self._channel.close()
 
 
@@ -214,7 +213,7 @@ def _close_others(keep: set[int]) -> None:
         low = descriptor + 1
 
 
-def _send(channel: socket.socket, kind: int, number: int = 0, first: int = 0, second: int = 0, text: str = "") -> None:
+def _send(channel: socket.socket, kind: int, number: int = 0, first: int = 0, second: int = 0, *, text: str = "") -> None:
     try:
         channel.send(_RECORD.pack(kind, number, first, second) + text.encode()[:_TEXT_LIMIT])
     except OSError:
