@@ -125,6 +125,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     try:
         train(options)
+        # torch's gloo threads drop the last all-reduce's tensors, which takes the interpreter's lock: a rank that exits at that moment
+        # ends in std::terminate. A barrier holds no tensors, and by its end the all-reduce is dropped.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
