@@ -51,6 +51,18 @@ def prepare(daemon: config.DaemonSettings) -> None:
             raise NotPermitted(
                 f"{place} cannot be prepared: {error.strerror}", hint="set daemon.runtime_dir or daemon.state_dir"
             ) from error
+        if owner:
+            reachable(place, daemon.user, uid, gid)
+
+
+def reachable(place: Path, user: str, uid: int, gid: int) -> None:
+    """Raises NotPermitted where the front's user cannot get to a directory; it would start again and again."""
+    for parent in place.resolve().parents:
+        status = parent.stat()
+        bit = 0o100 if status.st_uid == uid else 0o010 if status.st_gid == gid else 0o001
+        if not status.st_mode & bit:
+            hint = f"chmod o+x {parent}, or set daemon.runtime_dir and daemon.state_dir"
+            raise NotPermitted(f"{place} cannot be reached by user {user}: {parent} lets nobody else in", hint=hint)
 
 
 def execute(settings: config.Settings) -> NoReturn:

@@ -1,42 +1,55 @@
 """Finds the processes that map a collective library, and the library's functions, without costing anything at rest.
 
 Pids are listed once a second. A new process is looked at when it appears and again after 0.3, 1, 2, 4, 8 and 16 seconds, because
-imports and dlopen come late; after that only when its address space has changed size, which a late dlopen does. A file is searched
-once, by a short-lived child of low priority, however many processes map it; the answer, no as well as yes, is kept by device, inode,
-modification time and size, so a replaced or copied library is searched anew.
+imports and dlopen come late. From then on only the size of its address space is read, and its maps only when the size of its mapped
+code has changed, which a late dlopen does and an allocation does not. A file is searched once, by a short-lived child of low priority,
+however many processes map it; what was found, no as well as yes, is kept by device and inode. A process that comes later costs the
+child an open and an fstat of the file: a library that was replaced, or whose inode number was given to another, is searched anew.
 
-Executor only, single thread: `tick` and `on_readable` return what was found and never wait.
+Executor only, single thread: `tick` and `on_readable` return what was found and never wait. The executor itself reads /proc and
+nothing else; whatever touches a mapped file happens in the child (`search`).
 """
 
 from __future__ import annotations
 
+import array
 import collections
-import contextlib
-import ctypes
-import json
+import heapq
+import itertools
+import math
 import os
-import re
 import select
-import signal
-import socket
-import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from singularityd.kernel import elf, maps
-from singularityd.kernel.procfs import ProcFs, Status
+from singularityd.kernel.procfs import ProcFs, Stat
+from singularityd.kernel.search import GONE, Answer, Identity, Job, Key, SearchChild, Twin
 
 LOOKS = (0.0, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds after a process was first seen."""
-SWEEP_EVERY = 30.0
+"""Seconds after a process, or the program it exec'ed, was first seen."""
+YOUNG_CHECK, CHECK = 1.0, 2.0
+"""Seconds between readings of an address space's size, before and after the last of LOOKS."""
+SWEEP = 30.0
 """A process whose address space seems unchanged is looked at again this often."""
-SEARCH_LIMIT = 20.0
-"""Seconds a search child may take."""
+FILE_LIMIT = 10.0
+"""Seconds a search may take for one file."""
+REST, REST_MOST = 30.0, 3600.0
+"""Seconds until a file that could not be read is tried again; doubles with each failure."""
+RETRY = 5.0
+"""Seconds until a search is tried again that the host had no process for."""
+TRUST = 1.0
+"""Seconds for which a file in which nothing was found needs no second look."""
 CACHE = 4096
-_ANSWER_LIMIT = 1 << 20
+"""Files remembered."""
+TICK_BUDGET = 0.003
+"""Seconds of work in one tick; what is left is due at once, after the caller's other events."""
+_MAPS_LIMIT = 1 << 23
 _BATCH = 64
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+_QUEUE_MOST = 2 * CACHE
+_STUCK_MOST = 2
+_REAP = 0.05
+_NO_MEMORY = (0, 0)
 
 
 class ProcessSeen(NamedTuple):
@@ -58,16 +71,19 @@ class LibraryFound(NamedTuple):
     start_time: int
     device: int
     inode: int
+    """One pair for one file: the same for all the mounts through which containers see it."""
     path: str
     open_path: str
     """Opens the mapped inode itself, whatever the path names meanwhile and in whichever mount namespace it lies."""
     backend: str
     version: str
     symbols: dict[str, int]
+    file_key: tuple[int, int, int, int]
+    """(device, inode, mtime in ns, size): another for another content, also where the inode is the same."""
 
 
 class SearchFailed(NamedTuple):
-    """A mapped file that could not be searched."""
+    """A mapped file that could not be searched; told once a file."""
 
     path: str
     reason: str
@@ -81,320 +97,407 @@ class ProcessGone(NamedTuple):
 
 
 class ProcessExeced(NamedTuple):
-    """A process that was told of runs another program."""
+    """A process that was told of runs another program, or has unmapped the library."""
 
     pid: int
     start_time: int
 
 
 Found = ProcessSeen | LibraryFound | SearchFailed | ProcessGone | ProcessExeced
-Key = tuple[int, int]
 
 
 class _Process:
-    def __init__(self, pid: int, start_time: int, now: float) -> None:
+    """What is remembered of a process: little, for there are many."""
+
+    __slots__ = (
+        "born",
+        "code",
+        "handled",
+        "image",
+        "libraries",
+        "looks",
+        "pid",
+        "size",
+        "skipped",
+        "start_time",
+        "swept",
+        "told",
+        "waiting",
+    )
+
+    def __init__(self, pid: int, now: float) -> None:
         self.pid = pid
-        self.start_time = start_time
-        self.born = now
+        self.start_time = 0
+        self.image = (0, 0)
+        self.size = -1
+        self.skipped = False
+        self.reset(now)
+
+    def reset(self, now: float) -> None:
+        """A new program."""
+        self.born = self.swept = now
         self.looks = 0
-        self.due = now
-        self.size = 0
+        self.code = -1
         self.told = False
-        self.libraries: set[tuple[int, int, str]] = set()
+        self.handled = array.array("I")
+        """Numbers of the files that need no more attention in this process."""
+        self.libraries: dict[tuple[Key, str], str] = {}
+        """(file, backend) that was told -> the file's name in map_files."""
         self.waiting: dict[Key, maps.MappedFile] = {}
 
 
-class _Search:
-    def __init__(self, child: int, channel: socket.socket, files: list[tuple[Key, str]], started: float) -> None:
-        self.child = child
-        self.channel = channel
-        self.files = files
-        self.started = started
-        self.data = bytearray()
+class _File:
+    """What a search found; kept while there is room."""
+
+    __slots__ = ("failures", "identity", "key", "matches", "number", "twin", "valid_until")
+
+    def __init__(self, number: int, key: Key) -> None:
+        self.number = number
+        self.key = key
+        self.identity: Identity | None = None
+        self.matches: list[elf.Match] = []
+        self.valid_until = float("-inf")
+        """Until then nobody needs to ask: nothing is in it, or it cannot be read."""
+        self.failures = 0
+        self.twin: Key | None = None
+        """The key under which this very file is told of."""
 
 
 class Discovery:
     """The scanner."""
 
     def __init__(self, procfs: ProcFs, wanted: Sequence[elf.Wanted], *, clock: Callable[[], float], interval: float = 1.0) -> None:
-        self._interval = interval
+        """`interval` is the time between listings of all processes, in seconds of `clock`."""
         self._procfs = procfs
         self._wanted = list(wanted)
         self._clock = clock
-        self._processes: dict[int, _Process] = {}
-        self._known: collections.OrderedDict[Key, tuple[tuple[int, int], list[elf.Match]]] = collections.OrderedDict()
-        self._queue: collections.OrderedDict[Key, tuple[int, maps.MappedFile]] = collections.OrderedDict()
-        self._search: _Search | None = None
+        self._interval = interval
         self._next_list = clock()
+        self._processes: dict[int, _Process] = {}
+        self._due: list[tuple[float, int]] = []
+        self._files: collections.OrderedDict[Key, _File] = collections.OrderedDict()
+        self._numbered = 0
+        # File -> the processes that wait for it, in the order in which the files were first wanted.
+        self._queue: dict[Key, list[int]] = {}
+        self._child: SearchChild | None = None
+        self._dying: list[SearchChild] = []
+        self._not_before = float("-inf")
+        own = procfs.stat(os.getpid()) if procfs.root == "/proc" else None
+        self._own_image = own.image if own else None
         # A fixed descriptor for the caller's selector: searches come and go behind it.
         self._poll = select.epoll()
+        self.searches = 0
+        """Files searched so far; files that were only compared are not counted."""
 
     # --- the caller's loop -----------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
         """Readable when a search has something to say."""
-        return int(self._poll.fileno())
+        return self._poll.fileno()
 
     def next_deadline(self) -> float:
         """When `tick` should be called next, by the clock."""
-        dues = [process.due for process in self._processes.values() if process.looks < len(LOOKS)]
-        return min([self._next_list, *dues])
+        deadline = min(self._next_list, self._due[0][0]) if self._due else self._next_list
+        if self._child is not None:
+            deadline = min(deadline, self._child.progress + FILE_LIMIT)
+        if self._dying:
+            deadline = min(deadline, self._clock() + _REAP)
+        return deadline
 
     def tick(self, now: float) -> list[Found]:
         """Look for new, changed and vanished processes."""
+        started = self._clock()
         found: list[Found] = []
         if now >= self._next_list:
-            self._next_list = now + self._interval
+            self._next_list = self._on_grid(now + self._interval)
             found.extend(self._list(now))
-        for process in list(self._processes.values()):
-            if now >= process.due:
+        while self._due and self._due[0][0] <= now and self._clock() - started <= TICK_BUDGET:
+            _, pid = heapq.heappop(self._due)
+            process = self._processes.get(pid)
+            if process is not None:
                 found.extend(self._look(process, now))
-        if self._search is not None and now - self._search.started > SEARCH_LIMIT:
-            found.extend(self._finish("the search took too long"))
-        self._start_search()
+        if self._child is not None and now - self._child.progress > FILE_LIMIT:
+            found.extend(self._end_search("the search took too long"))
+        self._dying = [child for child in self._dying if not child.reaped()]
+        found.extend(self._start_search(now))
         return found
 
     def on_readable(self) -> list[Found]:
         """Take what a search child says."""
-        search = self._search
-        if search is None:
+        if self._child is None:
             return []
-        try:
-            data = search.channel.recv(1 << 16)
-        except BlockingIOError:
-            return []
-        search.data += data
-        if data and len(search.data) <= _ANSWER_LIMIT:
-            return []
-        found = self._finish("the search child died")
-        self._start_search()
+        now = self._clock()
+        found: list[Found] = []
+        for answer in self._child.read(now):
+            found.extend(self._learn(answer, now))
+        if self._child.ended:
+            found.extend(self._end_search("the search ended by a crash"))
+            found.extend(self._start_search(now))
         return found
 
     def close(self) -> None:
         """End a search that runs."""
-        if self._search is not None:
-            self._end_child()
+        if self._child is not None:
+            self._poll.unregister(self._child.fileno())
+            self._child.kill()
+            self._child = None
         self._poll.close()
 
     # --- processes -------------------------------------------------------------------------------------------------------------
 
-    def _list(self, now: float) -> Iterable[Found]:
-        present = set(self._procfs.pids())
-        for pid in list(self._processes):
-            if pid not in present:
-                yield from self._gone(self._processes.pop(pid))
-        own = {os.getpid(), 1} if self._procfs.root == "/proc" else set()
-        for pid in present:
-            known = self._processes.get(pid)
-            if known is not None or pid in own:
-                continue
-            start = self._procfs.start_time(pid)
-            if start is not None and not self._procfs.kernel_thread(pid):
-                self._processes[pid] = _Process(pid, start, now)
+    def _list(self, now: float) -> Iterator[Found]:
+        try:
+            present = set(self._procfs.pids())
+        except OSError:
+            return  # out of descriptors or memory for a moment: that is not everybody's end
+        for pid in [pid for pid in self._processes if pid not in present]:
+            yield from self._gone(pid)
+        for pid in sorted(present - self._processes.keys()):
+            self._processes[pid] = _Process(pid, now)
+            heapq.heappush(self._due, (now, pid))
 
-    def _gone(self, process: _Process) -> Iterable[Found]:
+    def _gone(self, pid: int) -> Iterator[Found]:
+        process = self._processes.pop(pid)
         if process.told:
-            yield ProcessGone(process.pid, process.start_time)
+            yield ProcessGone(pid, process.start_time)
 
-    def _look(self, process: _Process, now: float) -> Iterable[Found]:
-        start = self._procfs.start_time(process.pid)
-        if start != process.start_time:
-            self._processes.pop(process.pid, None)
-            yield from self._gone(process)
-            if start is not None:
-                self._processes[process.pid] = _Process(process.pid, start, now)
+    def _look(self, process: _Process, now: float) -> Iterator[Found]:
+        """One look, as deep as its turn asks for; plans the next."""
+        begun = self._clock()
+        due = False
+        while process.looks < len(LOOKS) and now >= process.born + LOOKS[process.looks]:
+            process.looks += 1
+            due = True
+        size = self._procfs.vm_size(process.pid)
+        if size is not None and (due or size != process.size or now - process.swept >= SWEEP):
+            process.size = size
+            yield from self._examine(process, now, always=due)
+        if self._processes.get(process.pid) is process:
+            # A process with tens of thousands of mappings is looked at less often: at most two percent of the time for any one.
+            self._plan(process, now, now + 50 * (self._clock() - begun))
+
+    def _plan(self, process: _Process, now: float, earliest: float) -> None:
+        if process.skipped:
+            due = self._on_grid(now + SWEEP)
+        elif process.looks < len(LOOKS):
+            due = min(process.born + LOOKS[process.looks], self._on_grid(now + YOUNG_CHECK))
+        else:
+            due = self._on_grid(now + CHECK)
+        heapq.heappush(self._due, (max(due, earliest), process.pid))
+
+    def _on_grid(self, when: float) -> float:
+        """The first listing that is not before: a host at rest wakes us once a second and not once a process."""
+        return self._next_list + max(0, math.ceil((when - self._next_list) / self._interval)) * self._interval
+
+    def _examine(self, process: _Process, now: float, *, always: bool) -> Iterator[Found]:
+        """Is it the same process, the same program, with the same code mapped?"""
+        stat = self._procfs.stat(process.pid)
+        if stat is None:
             return
-        size = self._procfs.vm_size(process.pid) or 0
-        settled = process.looks >= len(LOOKS)
-        self._schedule(process, now)
-        if settled and size == process.size and now - process.born < SWEEP_EVERY:
+        if process.start_time != stat.start_time:
+            always = True
+            yield from self._replace(process, stat, now)
+            process = self._processes[process.pid]
+        if stat.kernel_thread or (stat.image == self._own_image and os.getpid() in (process.pid, stat.parent)):
+            # Nothing to see in kernel threads, us and our forks; the sweep alone comes by, in case the number is another's by then.
+            process.skipped, process.swept = True, now
             return
-        if settled:
-            process.born = now
-        process.size = size
-        yield from self._scan(process)
+        if stat.image == _NO_MEMORY:
+            return  # a zombie
+        if stat.image != process.image:
+            process.image = stat.image
+            yield from self._on_exec(process, now)
+        code = self._procfs.code_size(process.pid)
+        if code is None or (code == process.code and not always and now - process.swept < SWEEP):
+            return
+        process.code, process.swept = code, now
+        yield from self._scan(process, now)
 
-    def _schedule(self, process: _Process, now: float) -> None:
-        process.looks += 1
-        process.due = process.born + LOOKS[process.looks] if process.looks < len(LOOKS) else now + 2.0
+    def _replace(self, process: _Process, stat: Stat, now: float) -> Iterator[Found]:
+        """The first sight of a process, or of another one that has got the number of an old one."""
+        if process.start_time:
+            yield from self._gone(process.pid)
+            process = self._processes[process.pid] = _Process(process.pid, now)
+            process.looks = 1
+            heapq.heappush(self._due, (now + LOOKS[1], process.pid))
+        process.start_time, process.image = stat.start_time, stat.image
 
-    def _scan(self, process: _Process) -> Iterable[Found]:
-        data = self._procfs.read(f"{process.pid}/maps", 1 << 24)
-        mapped = {(file.device, file.inode): file for file in maps.parse(data or b"")}
-        backends = {key[:2] for key in process.libraries}
-        if process.told and not backends & set(mapped) and mapped:
+    def _on_exec(self, process: _Process, now: float) -> Iterator[Found]:
+        if process.told:
+            yield ProcessExeced(process.pid, process.start_time)
+        process.reset(now)
+        process.looks = 1  # this look is the first
+
+    def _scan(self, process: _Process, now: float) -> Iterator[Found]:
+        data = self._procfs.read(f"{process.pid}/maps", _MAPS_LIMIT)
+        if not data:
+            return
+        mapped = {(file.device, file.inode): file for file in maps.parse(data)}
+        if process.told and not any(key in mapped for key, _ in process.libraries):
             process.told = False
             process.libraries.clear()
             yield ProcessExeced(process.pid, process.start_time)
+        process.waiting = {key: mapped[key] for key in process.waiting if key in mapped}
+        before = set(process.handled)
+        # Only what is still mapped is remembered: a library that is unmapped and mapped again is told again.
+        handled = array.array("I")
+        process.handled = handled
         for key, file in mapped.items():
-            yield from self._consider(process, key, file)
+            number = self._file(key).number
+            if number in before:
+                handled.append(number)
+            elif key not in process.waiting:
+                self._consider(process, key, file, now)
 
-    def _consider(self, process: _Process, key: Key, file: maps.MappedFile) -> Iterable[Found]:
-        known = self._known.get(key)
-        if known is None or known[0] != self._identity(process.pid, file):
-            process.waiting[key] = file
-            self._queue.setdefault(key, (process.pid, file))
+    # --- files -----------------------------------------------------------------------------------------------------------------
+
+    def _file(self, key: Key) -> _File:
+        file = self._files.get(key)
+        if file is None:
+            self._numbered = (self._numbered + 1) & 0xFFFFFFFF
+            file = self._files[key] = _File(self._numbered, key)
+            if len(self._files) > CACHE:
+                self._forget_one()
+        self._files.move_to_end(key)
+        return file
+
+    def _forget_one(self) -> None:
+        """The one that was not asked for the longest; a file that holds a library is kept as long as others can go."""
+        for key, file in itertools.islice(self._files.items(), 64):
+            if not file.matches:
+                del self._files[key]
+                return
+        self._files.popitem(last=False)
+
+    def _consider(self, process: _Process, key: Key, mapped: maps.MappedFile, now: float) -> None:
+        """Nothing, where it was seen a moment ago that nothing is in it; else the child looks, if only whether it is the same file."""
+        file = self._file(key)
+        if now < file.valid_until:
+            if not file.failures:
+                process.handled.append(file.number)
+        elif len(self._queue) >= _QUEUE_MOST and key not in self._queue:
+            process.swept = float("-inf")  # more new files than are remembered: at the next look
+        else:
+            process.waiting[key] = mapped
+            self._queue.setdefault(key, []).append(process.pid)
+
+    def _learn(self, answer: Answer, now: float) -> Iterator[Found]:
+        file = self._file(answer.key)
+        pids = self._queue.pop(answer.key, [])
+        holders = [process for pid in pids if (process := self._processes.get(pid)) and answer.key in process.waiting]
+        if answer.identity is None and answer.reason == GONE:
+            self._ask_another(answer.key, holders)
             return
-        self._known.move_to_end(key)
-        if known[1]:
-            yield from self._tell(process, file, known[1])
-
-    def _identity(self, pid: int, file: maps.MappedFile) -> tuple[int, int]:
-        try:
-            status = os.stat(f"{self._procfs.root}/{pid}/map_files/{file.entry}")
-        except OSError:
-            return (0, 0)
-        return status.st_mtime_ns, status.st_size
-
-    def _tell(self, process: _Process, file: maps.MappedFile, matches: list[elf.Match]) -> Iterable[Found]:
-        new = [match for match in matches if (file.device, file.inode, match.backend) not in process.libraries]
-        if not new:
+        if answer.same and file.identity is None:  # forgotten meanwhile
+            self._queue[answer.key] = [process.pid for process in holders]
             return
-        if not process.told:
+        if answer.reason and not file.failures and holders:
+            yield SearchFailed(holders[0].waiting[answer.key].path, answer.reason)
+        self._note(file, answer, now)
+        for process in holders:
+            mapped = process.waiting.pop(answer.key)
+            if answer.identity is not None:
+                process.handled.append(file.number)
+            if file.matches:
+                yield from self._tell(process, mapped, file)
+
+    def _note(self, file: _File, answer: Answer, now: float) -> None:
+        if not answer.same:
+            file.identity, file.matches, file.twin = answer.identity, answer.matches, answer.twin
+            if answer.reason:
+                file.valid_until = now + min(REST * 2**file.failures, REST_MOST)
+                file.failures = min(file.failures + 1, 16)
+                return
+            file.failures = 0
+        file.valid_until = now + (0.0 if file.matches else TRUST)
+
+    def _ask_another(self, key: Key, holders: list[_Process]) -> None:
+        """The process whose name was tried has ended, or its mapping was split; another one may have the file still."""
+        if holders:
+            holders[0].waiting.pop(key)
+            holders[0].swept = float("-inf")
+        if len(holders) > 1:
+            self._queue[key] = [process.pid for process in holders[1:]]
+
+    def _tell(self, process: _Process, mapped: maps.MappedFile, file: _File) -> Iterator[Found]:
+        key = file.twin or file.key
+        new = [match for match in file.matches if (file.key, match.backend) not in process.libraries]
+        if new and not process.told:
             seen = self._seen(process)
             if seen is None:
                 return
             process.told = True
             yield seen
         for match in new:
-            process.libraries.add((file.device, file.inode, match.backend))
-            path = file.path + (" (deleted)" if file.deleted else "")
-            opens = f"{self._procfs.root}/{process.pid}/map_files/{file.entry}"
-            version = match.version or self._version_beside(process.pid, file.path, match.backend)
-            yield LibraryFound(process.pid, process.start_time, file.device, file.inode, path, opens, match.backend, version, match.symbols)
+            process.libraries[file.key, match.backend] = mapped.entry
+            path = mapped.path + (" (deleted)" if mapped.deleted else "")
+            opens = self._opens(process.pid, mapped.entry)
+            file_key = (*key, *(file.identity or (0, 0)))
+            yield LibraryFound(process.pid, process.start_time, *key, path, opens, match.backend, match.version, match.symbols, file_key)
 
     def _seen(self, process: _Process) -> ProcessSeen | None:
-        status: Status | None = self._procfs.status(process.pid)
+        status = self._procfs.status(process.pid)
         if status is None:
             return None
+        pids = status.namespace_pids or (process.pid,)
         environ = self._procfs.environ(process.pid)
-        return ProcessSeen(
-            process.pid, process.start_time, status.parent, status.uid, status.name, status.namespace_pids or (process.pid,), environ
-        )
+        return ProcessSeen(process.pid, process.start_time, status.parent, status.uid, status.name, pids, environ)
 
-    def _version_beside(self, pid: int, path: str, backend: str) -> str:
-        for want in self._wanted:
-            if want.backend == backend and want.version_file[0]:
-                place = os.path.normpath(os.path.join(os.path.dirname(path), want.version_file[0]))
-                return read_version(f"{self._procfs.root}/{pid}/root{place}", want.version_file[1])
-        return ""
+    def _opens(self, pid: int, entry: str) -> str:
+        return f"{self._procfs.root}/{pid}/map_files/{entry}"
 
     # --- searches --------------------------------------------------------------------------------------------------------------
 
-    def _start_search(self) -> None:
-        if self._search is not None or not self._queue:
-            return
-        files: list[tuple[Key, str]] = []
-        while self._queue and len(files) < _BATCH:
-            key, (pid, file) = self._queue.popitem(last=False)
-            files.append((key, f"{self._procfs.root}/{pid}/map_files/{file.entry}"))
-        here, there = socket.socketpair()
-        parent = os.getpid()
-        child = os.fork()
-        if child == 0:
-            here.close()
-            self._child(there, files, parent)
-        there.close()
-        here.setblocking(False)
-        self._search = _Search(child, here, files, self._clock())
-        self._poll.register(here.fileno(), select.EPOLLIN)
-
-    def _child(self, channel: socket.socket, files: list[tuple[Key, str]], parent: int) -> None:
-        status = 1
+    def _start_search(self, now: float) -> Iterable[Found]:
+        if self._child is not None or not self._queue or now < self._not_before or len(self._dying) > _STUCK_MOST:
+            return []
+        jobs = list(self._jobs())
+        if not jobs:
+            return []
         try:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == parent:
-                os.nice(10)
-                channel.sendall(json.dumps([search(path, self._wanted) for _, path in files]).encode())
-                status = 0
-        finally:
-            os._exit(status)
+            self._child = SearchChild(jobs, self._wanted, list(self._twins()), self._clock())
+        except OSError as error:
+            self._not_before = now + RETRY
+            return [SearchFailed("", f"no process can be started to search with: {error.strerror}")]
+        self._poll.register(self._child.fileno(), select.EPOLLIN)
+        return []
 
-    def _end_child(self) -> None:
-        search = self._search
-        if search is None:
-            return
-        self._search = None
-        self._poll.unregister(search.channel.fileno())
-        search.channel.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(search.child, signal.SIGKILL)
-        os.waitpid(search.child, 0)
-
-    def _finish(self, otherwise: str) -> list[Found]:
-        search = self._search
-        assert search is not None
-        self._end_child()
-        try:
-            answers = json.loads(search.data.decode())
-            if len(answers) != len(search.files):
-                raise ValueError("another number of answers")
-        except ValueError:
-            answers = [{"error": otherwise}] * len(search.files)
-        found: list[Found] = []
-        for (key, _), answer in zip(search.files, answers, strict=True):
-            found.extend(self._learn(key, answer))
-        return found
-
-    def _learn(self, key: Key, answer: dict[str, object]) -> Iterable[Found]:
-        holders = [process for process in self._processes.values() if key in process.waiting]
-        error = str(answer.get("error", ""))
-        if error:
-            # A process that ended while its file was searched leaves a name that does not open: no failure, it is asked for again.
-            for process in holders:
-                file = process.waiting.pop(key)
-                if error != "gone":
-                    yield SearchFailed(file.path, error)
-            if error == "gone":
+    def _jobs(self) -> Iterator[Job]:
+        """The oldest questions, each with a process that still waits for the answer; what nobody waits for is dropped."""
+        count = 0
+        for key, pids in list(self._queue.items()):
+            holder = next((process for pid in pids if (process := self._processes.get(pid)) and key in process.waiting), None)
+            if holder is None:
+                del self._queue[key]
+                continue
+            file = holder.waiting[key]
+            known = self._files.get(key)
+            self.searches += known is None or known.identity is None
+            root = f"{self._procfs.root}/{holder.pid}/root"
+            yield Job(key, self._opens(holder.pid, file.entry), root, file.path, known.identity if known else None)
+            count += 1
+            if count >= _BATCH:
                 return
-        identity = answer.get("identity", [0, 0])
-        assert isinstance(identity, list)
-        matches = [elf.Match(**match) for match in answer.get("matches", [])]  # type: ignore[attr-defined]
-        self._known[key] = ((int(identity[0]), int(identity[1])), matches)
-        while len(self._known) > CACHE:
-            self._known.popitem(last=False)
-        for process in holders:
-            if process.waiting and key in process.waiting:
-                yield from self._tell(process, process.waiting.pop(key), matches)
 
+    def _twins(self) -> Iterator[Twin]:
+        """Files that hold a library, by a name of a live process."""
+        named: set[Key] = set()
+        for process in self._processes.values():
+            for (key, _), entry in process.libraries.items():
+                file = self._files.get(key)
+                if key not in named and file is not None and file.twin is None and file.identity is not None:
+                    named.add(key)
+                    yield Twin(key, file.identity, self._opens(process.pid, entry))
 
-def search(path: str, wanted: Sequence[elf.Wanted]) -> dict[str, object]:
-    """What is in a file, as plain values. Runs in the child."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        return {"error": "gone" if gone else f"cannot be opened: {error.strerror}"}
-    try:
-        status = os.fstat(descriptor)
-        answer: dict[str, object] = {"identity": [status.st_mtime_ns, status.st_size]}
-        if not stat.S_ISREG(status.st_mode):
-            return answer
-        try:
-            answer["matches"] = [match._asdict() for match in elf.find(descriptor, wanted)]
-        except elf.ElfError:
-            # Fonts, archives and 32-bit libraries are mapped as code too; none of them is a failure of ours.
-            answer["matches"] = []
-        return answer
-    finally:
-        os.close(descriptor)
-
-
-def read_version(path: str, pattern: bytes) -> str:
-    """The version in a small regular file; empty where there is none. Never follows a link, never waits for a fifo."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return ""
-        match = re.search(pattern, os.read(descriptor, 65536))
-        return match.group(1).decode("ascii", "replace")[:31] if match else ""
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
+    def _end_search(self, why: str) -> Iterator[Found]:
+        """The child is done, or done for: then the file it was at is to blame, and the rest is for the next child."""
+        child = self._child
+        assert child is not None
+        self._child = None
+        self._poll.unregister(child.fileno())
+        child.kill()
+        if not child.reaped():
+            self._dying.append(child)
+        if child.left:
+            job = child.left[0]
+            yield from self._learn(Answer(job.key, None, False, [], None, why), self._clock())

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
+
+# Only lines of executable mappings of a file are ever looked at in Python: a rank has hundreds of others.
+_LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) ([1-9][0-9]*) +([^ \n][^\n]*)$", re.MULTILINE)
+_DELETED = b" (deleted)"
+_NOT_FILES = (b"/dev/", b"/SYSV", b"[", b"anon_inode:")
 
 
 class MappedFile(NamedTuple):
     """One file, by the inode that is really mapped."""
 
     device: int
+    """As the kernel numbers devices inside: major << 20 | minor. Not os.stat's st_dev."""
     inode: int
     path: str
     """As the process sees it, for people; ` (deleted)` taken off."""
@@ -18,28 +26,24 @@ class MappedFile(NamedTuple):
 
 
 def parse(data: bytes) -> list[MappedFile]:
-    """Files with an executable mapping, each once, in the order of their addresses."""
+    """Files with an executable mapping, each (device, inode) once, in the order of their addresses.
+
+    A memfd is a file like another (deleted, on a device of its own): code that was loaded from memory is searched too.
+    """
     found: dict[tuple[int, int], MappedFile] = {}
-    for line in data.split(b"\n"):
-        fields = line.split(None, 5)
-        if len(fields) < 6 or fields[1][2:3] != b"x" or fields[4] == b"0":
-            continue
-        major, _, minor = fields[3].partition(b":")
-        key = (int(major, 16) << 20 | int(minor, 16), int(fields[4]))
-        if key in found:
-            continue
-        name = fields[5]
-        deleted = name.endswith(b" (deleted)")
-        if deleted:
-            name = name[: -len(b" (deleted)")]
-        if name.startswith((b"/dev/", b"/SYSV", b"[")):
-            continue
-        path = name.replace(b"\\012", b"\n").decode("utf-8", "replace")
-        found[key] = MappedFile(key[0], key[1], path, deleted, map_files_name(fields[0]))
+    for file in _lines(data):
+        found.setdefault((file.device, file.inode), file)
     return list(found.values())
 
 
-def map_files_name(span: bytes) -> str:
-    """map_files writes addresses without the leading zeros that maps pads them with."""
-    first, _, last = span.partition(b"-")
-    return f"{int(first, 16):x}-{int(last, 16):x}"
+def _lines(data: bytes) -> Iterator[MappedFile]:
+    for match in _LINE.finditer(data):
+        first, last, major, minor, inode, name = match.groups()
+        if name.startswith(_NOT_FILES):
+            continue
+        deleted = name.endswith(_DELETED)
+        # A path may end in the very words; then, too, its inode is opened, and only the name shown is shorter.
+        path = name.removesuffix(_DELETED).replace(b"\\012", b"\n").decode("utf-8", "surrogateescape")
+        # map_files writes addresses without the leading zeros that maps pads them with.
+        entry = f"{int(first, 16):x}-{int(last, 16):x}"
+        yield MappedFile(int(major, 16) << 20 | int(minor, 16), int(inode), path, deleted, entry)

@@ -1,0 +1,36 @@
+"""A job of small all-reduces; prints one JSON line for each step and rank."""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=0)
+parser.add_argument("--pause", type=float, default=0.05)
+parser.add_argument("--wait", type=float, default=0.0)
+parser.add_argument("--elements", type=int, default=1000)
+options = parser.parse_args()
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print(json.dumps({"rank": rank, "pid": os.getpid()}), flush=True)
+time.sleep(options.wait)
+step = 0
+try:
+    while not options.steps or step < options.steps:
+        began = time.monotonic()
+        dist.all_reduce(torch.ones(options.elements))
+        print(json.dumps({"rank": rank, "step": step, "seconds": round(time.monotonic() - began, 4)}), flush=True)
+        step += 1
+        time.sleep(options.pause)
+    dist.barrier()
+except RuntimeError as error:
+    print(json.dumps({"rank": rank, "caught": type(error).__name__, "text": str(error)[:200]}), flush=True)
+    time.sleep(2)
+    sys.exit(3)
+dist.destroy_process_group()
