@@ -47,7 +47,8 @@ static inline u32 tgid_of(u64 task) { u32 tgid = 0; bpf_probe_read_kernel(&tgid,
 int on_generate(struct bpf_raw_tracepoint_args *ctx) {
     int sig = ctx->args[0];
     if (sig != 9 && sig != 18 && sig != 19) return 0;
-    if (ctx->args[4]) return 0;             /* 0: TRACE_SIGNAL_DELIVERED */
+    /* 0: TRACE_SIGNAL_DELIVERED. SIGCONT acts when it is sent, also where the program ignores it. */
+    if (ctx->args[4] && sig != 18) return 0;
     u32 tgid = tgid_of(ctx->args[2]);
     if (!ranks.lookup(&tgid)) return 0;
     tell(sig == 9 ? EVENT_DYING : sig == 18 ? EVENT_CONTINUE : EVENT_STOP, tgid, sig, bpf_get_current_pid_tgid() >> 32);

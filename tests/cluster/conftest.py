@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,9 +161,17 @@ class Job:
         return [line for line in self.lines() if line.get("rank") == rank and "step" in line]
 
     def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        # torchrun gives each rank a session of its own: the tree is ended, not the group.
+        tree = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        tree += [child for root in tree for child in root.children(recursive=True)]
+        orphans = [process for process in psutil.process_iter(["environ"]) if self._is_rank(process.info["environ"] or {})]
+        for process in {*tree, *orphans}:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
+
+    def _is_rank(self, environ: dict[str, str]) -> bool:
+        return "RANK" in environ and environ.get("MASTER_PORT") == self.job.rpartition(":")[2]
 
 
 @pytest.fixture(scope="module")
