@@ -132,21 +132,35 @@ class Daemon:
 class Job:
     """A torchrun of its own, in its own session so that everything of it can be ended."""
 
-    def __init__(self, place: Path, script: Path, *words: str, ranks: int = 4, prefix: tuple[str, ...] = (), plain: bool = False) -> None:
-        """`plain`: ranks started by a shell, so that nobody ends the survivors when one dies (torchrun does)."""
+    def __init__(
+        self,
+        place: Path,
+        script: Path,
+        *words: str,
+        ranks: int = 4,
+        prefix: tuple[str, ...] = (),
+        plain: bool = False,
+        wrap: str = "",
+        address: str = "127.0.0.1",
+    ) -> None:
+        """`plain`: ranks started by a shell, so that nobody ends the survivors when one dies (torchrun does).
+
+        `wrap` is put before the last rank.
+        """
         self.log = place / f"{script.stem}-{time.monotonic_ns()}.log"
         environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
         port = str(free_port())
         command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", port]
         if plain:
-            loop = 'for rank in $(seq 0 $((WORLD_SIZE - 1))); do RANK=$rank LOCAL_RANK=$rank "$@" & done; wait'
-            environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            last = "$([ $rank = $((WORLD_SIZE - 1)) ] && echo $WRAP)"
+            loop = f'for rank in $(seq 0 $((WORLD_SIZE - 1))); do RANK=$rank LOCAL_RANK=$rank {last} "$@" & done; wait'
+            environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": port, "WRAP": wrap}
             command = [*prefix, "bash", "-c", loop, "ranks", sys.executable]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, str(script), *words], env=environment, stdout=log, stderr=log, start_new_session=True
             )
-        self.job = f"tcp-127.0.0.1:{port}"
+        self.job = f"tcp-{address}:{port}"
 
     def lines(self) -> list[dict[str, Any]]:
         """The JSON lines the job has printed."""
