@@ -31,6 +31,7 @@ from singularityd.faults.service import FaultService
 from singularityd.kernel import messages
 from singularityd.kernel.procfs import ProcFs
 from singularityd.link import ExecutorLink
+from singularityd.model import Rank
 from singularityd.observe import kinds, log, otel
 from singularityd.observe.bus import Bus
 from singularityd.observe.health import Health
@@ -38,11 +39,13 @@ from singularityd.observe.http import MetricsServer
 from singularityd.observe.metrics import MetricsPage
 from singularityd.observe.vitals import LoopLag
 from singularityd.ranks.memory import RankMemory
+from singularityd.ranks.ras import RasPoller
 from singularityd.ranks.registry import RankRegistry
 from singularityd.watch import Watch
 
 _PING_EVERY = 5.0
 _REFRESH_EVERY = 1.0
+_RAS_EVERY = 15.0
 
 
 class Front:
@@ -135,7 +138,7 @@ class Front:
         gc.collect()
         gc.freeze()  # a full collection over the start's objects takes 20 ms, which API calls would feel
         async with asyncio.TaskGroup() as tasks:
-            own = [tasks.create_task(part) for part in (self.lag.run(), self._ping(), self._refresh())]
+            own = [tasks.create_task(part) for part in (self.lag.run(), self._ping(), self._refresh(), self._ask_ras())]
             await self._stop.wait()
             for task in own:
                 task.cancel()
@@ -166,6 +169,19 @@ class Front:
         while True:
             await asyncio.sleep(_REFRESH_EVERY)
             await self.watch.refresh()
+
+    async def _ask_ras(self) -> None:
+        """NCCL's own RAS service knows the communicators that began before us; asked only while there is such a process."""
+        poller = RasPoller()
+        while self.settings.ranks.ras:
+            await asyncio.sleep(_RAS_EVERY)
+            if any(self._unplaced(rank) for rank in self.registry.all()):
+                self.registry.observe_ras(await poller.poll())
+
+    @staticmethod
+    def _unplaced(rank: Rank) -> bool:
+        uses = any(library.backend == "nccl" for library in rank.libraries)
+        return uses and rank.state == "running" and rank.source not in ("probe", "ras")
 
     def _on_end(self, why: str) -> None:
         self._log.warning("the executor ended: so does the front", why=why)
