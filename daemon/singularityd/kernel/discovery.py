@@ -48,6 +48,7 @@ _MAPS_LIMIT = 1 << 23
 _BATCH = 64
 _QUEUE_MOST = 2 * CACHE
 _STUCK_MOST = 2
+_TOO_LONG = "the search took too long"
 _REAP = 0.05
 _NO_MEMORY = (0, 0)
 
@@ -112,6 +113,7 @@ class _Process:
     __slots__ = (
         "born",
         "code",
+        "due",
         "handled",
         "image",
         "libraries",
@@ -131,6 +133,8 @@ class _Process:
         self.image = (0, 0)
         self.size = -1
         self.skipped = False
+        self.due = now
+        """When it is looked at next."""
         self.reset(now)
 
     def reset(self, now: float) -> None:
@@ -182,6 +186,7 @@ class Discovery:
         self._child: SearchChild | None = None
         self._dying: list[SearchChild] = []
         self._not_before = float("-inf")
+        self._stuck_told = False
         own = procfs.stat(os.getpid()) if procfs.root == "/proc" else None
         self._own_image = own.image if own else None
         # A fixed descriptor for the caller's selector: searches come and go behind it.
@@ -212,12 +217,13 @@ class Discovery:
             self._next_list = self._on_grid(now + self._interval)
             found.extend(self._list(now))
         while self._due and self._due[0][0] <= now and self._clock() - started <= TICK_BUDGET:
-            _, pid = heapq.heappop(self._due)
+            due, pid = heapq.heappop(self._due)
             process = self._processes.get(pid)
-            if process is not None:
+            # What was planned for a process that has ended is none of the one that has its number now.
+            if process is not None and process.due == due:
                 found.extend(self._look(process, now))
         if self._child is not None and now - self._child.progress > FILE_LIMIT:
-            found.extend(self._end_search("the search took too long"))
+            found.extend(self._give_up())
         self._dying = [child for child in self._dying if not child.reaped()]
         found.extend(self._start_search(now))
         return found
@@ -253,8 +259,12 @@ class Discovery:
         for pid in [pid for pid in self._processes if pid not in present]:
             yield from self._gone(pid)
         for pid in sorted(present - self._processes.keys()):
-            self._processes[pid] = _Process(pid, now)
-            heapq.heappush(self._due, (now, pid))
+            process = self._processes[pid] = _Process(pid, now)
+            self._schedule(process, now)
+
+    def _schedule(self, process: _Process, when: float) -> None:
+        process.due = when
+        heapq.heappush(self._due, (when, process.pid))
 
     def _gone(self, pid: int) -> Iterator[Found]:
         process = self._processes.pop(pid)
@@ -283,7 +293,7 @@ class Discovery:
             due = min(process.born + LOOKS[process.looks], self._on_grid(now + YOUNG_CHECK))
         else:
             due = self._on_grid(now + CHECK)
-        heapq.heappush(self._due, (max(due, earliest), process.pid))
+        self._schedule(process, max(due, earliest))
 
     def _on_grid(self, when: float) -> float:
         """The first listing that is not before: a host at rest wakes us once a second and not once a process."""
@@ -319,7 +329,7 @@ class Discovery:
             yield from self._gone(process.pid)
             process = self._processes[process.pid] = _Process(process.pid, now)
             process.looks = 1
-            heapq.heappush(self._due, (now + LOOKS[1], process.pid))
+            self._schedule(process, now + LOOKS[1])
         process.start_time, process.image = stat.start_time, stat.image
 
     def _on_exec(self, process: _Process, now: float) -> Iterator[Found]:
@@ -441,6 +451,8 @@ class Discovery:
             return None
         pids = status.namespace_pids or (process.pid,)
         environ = self._procfs.environ(process.pid)
+        if self._procfs.start_time(process.pid) != process.start_time:
+            return None  # what was read may be of another process that has its number now
         return ProcessSeen(process.pid, process.start_time, status.parent, status.uid, status.name, pids, environ)
 
     def _opens(self, pid: int, entry: str) -> str:
@@ -449,8 +461,13 @@ class Discovery:
     # --- searches --------------------------------------------------------------------------------------------------------------
 
     def _start_search(self, now: float) -> Iterable[Found]:
-        if self._child is not None or not self._queue or now < self._not_before or len(self._dying) > _STUCK_MOST:
+        if self._child is not None or not self._queue or now < self._not_before:
             return []
+        if len(self._dying) > _STUCK_MOST:
+            told, self._stuck_told = self._stuck_told, True
+            words = f"{len(self._dying)} searches wait for file systems that do not answer: no other is begun until one of them ends"
+            return [] if told else [SearchFailed("", words)]
+        self._stuck_told = False
         jobs = list(self._jobs())
         if not jobs:
             return []
@@ -488,6 +505,27 @@ class Discovery:
                 if key not in named and file is not None and file.twin is None and file.identity is not None:
                     named.add(key)
                     yield Twin(key, file.identity, self._opens(process.pid, entry))
+
+    def _give_up(self) -> Iterator[Found]:
+        """The file takes too long. Where its file system does not answer, all that wait for the same one rest, or they would wait in turn."""
+        child = self._child
+        assert child is not None
+        blocked = self._procfs.state(child.pid) in {"D", "S"}
+        device = child.left[0].key[0] if child.left else None
+        yield from self._end_search(_TOO_LONG)
+        if blocked:
+            for key in [key for key in self._queue if key[0] == device]:
+                self._rest(key)
+
+    def _rest(self, key: Key) -> None:
+        """Not the file's own failure: its rest does not grow, so nobody's slow file keeps those of others from being found."""
+        file = self._file(key)
+        file.failures = max(file.failures, 1)
+        file.valid_until = self._clock() + REST
+        for pid in self._queue.pop(key):
+            process = self._processes.get(pid)
+            if process is not None:
+                process.waiting.pop(key, None)
 
     def _end_search(self, why: str) -> Iterator[Found]:
         """The child is done, or done for: then the file it was at is to blame, and the rest is for the next child."""

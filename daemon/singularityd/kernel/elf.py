@@ -3,7 +3,8 @@
 libtorch_cpu has 75,000 dynamic symbols: decoding them in Python takes two seconds. So: first look for the name's bytes in the string
 table, which says no for almost every file at the cost of one read; then ask the file's own hash table (DT_GNU_HASH) for exact names.
 Names known by prefix only are listed from the string table first. Static copies have no dynamic names: their .symtab is searched for
-the string offsets of the names, a block at a time.
+the string offsets of the names, a block at a time. Section headers are no loader's business and may be gone or wrong: what the dynamic
+symbols say is found without them.
 
 The files belong to whoever mapped them. Every read is checked against the file's size, every chain and list has a limit, and what is
 wrong raises ElfError and nothing else. A file that is cut while it is read raises SIGBUS: call this where that may kill, in a child.
@@ -23,6 +24,7 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _PF_X = 1
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH, _DT_VERSYM = 4, 5, 6, 10, 0x6FFFFEF5, 0x6FFFFFF0
 _SHT_SYMTAB = 2
+_SHN_XINDEX = 0xFFFF
 _STT_FUNC = 2
 _VERSION_HIDDEN = 0x8000
 _FILE_HEADER = struct.Struct("<HHIQQQIHHHHHH")
@@ -33,9 +35,15 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _WORD = struct.Struct("<I")
 _HALF = struct.Struct("<H")
 _SECTIONS_MOST = 100_000
-_HASH_STEPS = 200_000
+_HASH_STEPS = 400_000
 """Chain entries looked at in one file, all names together: libtorch_cpu's 30 names need 60; a chain that has no end stops here."""
-_NAMES_MOST = 4096
+_NAMES_MOST = 32_768
+"""Dynamic names, tails of others included, that begin as wanted."""
+_PLACES_MOST = 1 << 19
+"""Places of wanted names in a string table: an unstripped libnccl has 10,000, most of them inside C++ names."""
+_FUNCTIONS_MOST = 4096
+_STRINGS_MOST = 1 << 31
+"""Bytes of a string table: the largest builds of torch have some hundred MB."""
 _PREFIXED = rb"[A-Za-z0-9_]{0,200}"
 _BLOCK = 65_536
 """Entries of .symtab decoded at once: 1.5 MiB."""
@@ -108,6 +116,10 @@ class Image:
             self.data = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
         except OSError as error:
             raise ElfError(f"cannot be mapped: {error.strerror}") from error
+        except ValueError as error:
+            if isinstance(error, ElfError):
+                raise
+            raise ElfError("was cut while it was read") from error
         self.size = size
         try:
             self._header()
@@ -131,6 +143,8 @@ class Image:
             raise NotElf(f"machine {machine} is not one of {', '.join(_MACHINES.values())}")
         self.machine = _MACHINES[machine]
         self._section_table = sections
+        if count and size < _PROGRAM_HEADER.size:
+            raise ElfError(f"program headers of {size} bytes")
         self.segments: list[Segment] = []
         self.dynamic = (0, 0)
         for index in range(count):
@@ -175,6 +189,8 @@ class Image:
         """All section headers; none where they were removed."""
         if not self._section_table:
             return
+        if self._section_size < _SECTION_HEADER.size:
+            raise ElfError(f"section headers of {self._section_size} bytes")
         count = self._section_count
         if not count:  # more than 65,279: the first header's size is the number
             count = self.unpack(_SECTION_HEADER, self._section_table, "a section header")[5]
@@ -189,7 +205,7 @@ class Image:
 
     def section_name(self, section: Section) -> bytes:
         """Its name; empty where there is none."""
-        strings = self.section(self._names)
+        strings = self.section(self._names if self._names != _SHN_XINDEX else self.section(0).link)
         begin, end = self.span(strings.offset, strings.size, "the section names")
         begin = min(begin + section.name, end)
         stop = self.data.find(b"\0", begin, min(end, begin + 256))
@@ -201,11 +217,14 @@ class Symbols:
 
     origin = ""
     _end_of_name = rb"\0"
+    _looked = 0
 
     def __init__(self, image: Image, start: int, size: int) -> None:
         """`start` and `size` of the string table in the file; it is searched in place, not copied (hundreds of MB in a torch job)."""
         self.image = image
         self.start, self.end = image.span(start, size, "the string table")
+        if size > _STRINGS_MOST:
+            raise ElfError(f"a string table of {size} bytes")
 
     def holds(self, name: bytes) -> bool:
         """Whether the name's bytes are in the string table: cheap, and no for almost every file.
@@ -214,20 +233,31 @@ class Symbols:
         """
         return self.image.data.find(name, self.start, self.end) >= 0
 
-    def with_prefix(self, prefixes: Sequence[bytes]) -> set[bytes]:
-        """Names that begin with one of the prefixes, among them tails of other names that are no symbols."""
-        start = b"|".join(re.escape(prefix) for prefix in prefixes)
-        pattern = re.compile(b"(?:" + start + b")" + _PREFIXED + b"(?=" + self._end_of_name + b")")
-        found: set[bytes] = set()
-        for match in pattern.finditer(self.image.data, self.start, self.end):
-            found.add(match.group())
-            if len(found) > _NAMES_MOST:
-                raise ElfError(f"more than {_NAMES_MOST} names begin with {prefixes[0].decode()}")
-        return found
-
-    def offsets(self, names: Iterable[bytes]) -> dict[str, int]:
-        """File offsets of the functions among the names."""
+    def functions(self, names: Iterable[bytes], prefixes: Sequence[bytes] = ()) -> dict[str, int]:
+        """File offsets of the functions that have one of the names or begin with one of the prefixes."""
         raise NotImplementedError
+
+    def _places(self, needle: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
+        """(offset in the string table, name) wherever `needle` stands and `pattern`, which begins with it, matches.
+
+        All of them, tails of other names too: finditer would not look inside a match, and is slower than this by a factor of five.
+        """
+        begin = self.start
+        while (place := self.image.data.find(needle, begin, self.end)) >= 0:
+            begin = place + 1
+            self._looked += 1
+            if self._looked > _PLACES_MOST:
+                raise ElfError(f"{needle.decode('utf-8', 'replace')} stands in the string table too often")
+            match = pattern.match(self.image.data, place, self.end)
+            if match:
+                yield place - self.start, match.group()
+
+    def _places_of(self, names: Iterable[bytes], prefixes: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+        end = b"(?=" + self._end_of_name + b")"
+        for name in names:
+            yield from self._places(name, re.compile(re.escape(name) + end))
+        for prefix in prefixes:
+            yield from self._places(prefix, re.compile(re.escape(prefix) + _PREFIXED + end))
 
     def _code(self, entry: SymbolEntry) -> int | None:
         # An indirect function (STT_GNU_IFUNC) is not the code that will run, a section of 0 is another file's symbol.
@@ -252,8 +282,12 @@ class DynamicSymbols(Symbols):
     def of(cls, image: Image) -> DynamicSymbols | None:
         """None where the file has none (a static executable); ElfError where it has and they cannot be read."""
         tags = image.dynamic_tags() if image.dynamic[1] else {}
+        if _DT_STRTAB not in tags:
+            return None
         strings = cls._place_of(image, tags, _DT_STRTAB)
-        return cls(image, tags, strings) if strings is not None else None
+        if strings is None:
+            raise ElfError("the dynamic names lie outside the file")
+        return cls(image, tags, strings)
 
     @staticmethod
     def _place_of(image: Image, tags: dict[int, int], tag: int) -> int | None:
@@ -262,15 +296,24 @@ class DynamicSymbols(Symbols):
     def _place(self, image: Image, tag: int) -> int | None:
         return self._place_of(image, self._tags, tag)
 
-    def offsets(self, names: Iterable[bytes]) -> dict[str, int]:
+    def functions(self, names: Iterable[bytes], prefixes: Sequence[bytes] = ()) -> dict[str, int]:
         """By DT_GNU_HASH, by DT_HASH where there is no other."""
         candidates = self._hash()
         found: dict[str, int] = {}
-        for name in names:
+        for name in sorted({*names, *self._listed(prefixes)}):
             offset = self._best(name, candidates(name))
             if offset is not None:
-                found[name.decode("utf-8", "replace")] = offset
+                _add(found, name, offset)
         return found
+
+    def _listed(self, prefixes: Sequence[bytes]) -> set[bytes]:
+        """Names that begin with one of the prefixes, among them tails of other names that are no symbols."""
+        listed: set[bytes] = set()
+        for _, name in self._places_of((), prefixes):
+            listed.add(name)
+            if len(listed) > _NAMES_MOST:
+                raise ElfError(f"more than {_NAMES_MOST} names begin as wanted")
+        return listed
 
     def _hash(self) -> Callable[[bytes], Iterator[int]]:
         for tag, kind in ((_DT_GNU_HASH, GnuHash), (_DT_HASH, SysvHash)):
@@ -391,10 +434,12 @@ class StaticSymbols(Symbols):
                 return cls(image, section, image.section(section.link))
         return None
 
-    def offsets(self, names: Iterable[bytes]) -> dict[str, int]:
-        """One pass over the table."""
-        wanted = self._places(names)
+    def functions(self, names: Iterable[bytes], prefixes: Sequence[bytes] = ()) -> dict[str, int]:
+        """One pass over the table. Of several functions of one name (local to their object files) the first counts."""
+        wanted = dict(self._places_of(set(names), prefixes))
         found: dict[str, int] = {}
+        if not wanted:
+            return found
         for begin in range(self._begin, self._stop, _BLOCK * _SYMBOL.size):
             block = self.image.data[begin : min(begin + _BLOCK * _SYMBOL.size, self._stop)]
             # Every sixth 32-bit word is a name; both machines are little-endian, as is the host that maps such files.
@@ -403,55 +448,51 @@ class StaticSymbols(Symbols):
                 continue
             for index, place in enumerate(words):
                 if place in wanted and (offset := self._code(_SYMBOL.unpack_from(block, index * _SYMBOL.size))) is not None:
-                    found.setdefault(wanted[place].decode("utf-8", "replace"), offset)
+                    _add(found, wanted[place], offset)
         return found
 
-    def _places(self, names: Iterable[bytes]) -> dict[int, bytes]:
-        """String offsets -> name, every place at which one of the names stands."""
-        unique = sorted(set(names), key=len, reverse=True)
-        if not unique:
-            return {}
-        pattern = re.compile(b"(?=(" + b"|".join(re.escape(name) for name in unique) + b")" + self._end_of_name + b")")
-        places: dict[int, bytes] = {}
-        for match in pattern.finditer(self.image.data, self.start, self.end):
-            places[match.start() - self.start] = match.group(1)
-            if len(places) > 16 * _NAMES_MOST:
-                raise ElfError("the names stand in the string table too often")
-        return places
+
+def _add(found: dict[str, int], name: bytes, offset: int) -> None:
+    found.setdefault(name.decode("utf-8", "replace"), offset)
+    if len(found) > _FUNCTIONS_MOST:
+        raise ElfError(f"more than {_FUNCTIONS_MOST} functions begin as wanted")
 
 
 def find(descriptor: int, wanted: Sequence[Wanted]) -> list[Match]:
-    """Which of the wanted libraries are defined in this file; NotElf or ElfError for what cannot be read."""
+    """Which of the wanted libraries are defined in this file; NotElf or ElfError for what cannot be read.
+
+    A broken .symtab is no error where the dynamic symbols, which are what the loader goes by, have one of them.
+    """
     image = Image(descriptor)
+    found: list[Match] = []
     try:
-        return list(_find(image, wanted))
+        _find_in(DynamicSymbols.of(image), wanted, found)
+        left = [want for want in wanted if all(match.backend != want.backend for match in found)]
+        try:
+            _find_in(StaticSymbols.of(image) if left else None, left, found)
+        except ElfError:
+            if not found:
+                raise
+        return found
     finally:
         image.close()
 
 
-def _find(image: Image, wanted: Sequence[Wanted]) -> Iterator[Match]:
-    left = list(wanted)
-    for kind in (DynamicSymbols, StaticSymbols):
-        symbols = kind.of(image) if left else None
-        if symbols is None:
-            continue
-        for want in list(left):
-            offsets = _offsets(symbols, want)
-            if offsets and any(marker.decode() in offsets for marker in want.markers):
-                left.remove(want)
-                yield Match(want.backend, _version(image, want.version), offsets, symbols.origin)
+def _find_in(symbols: Symbols | None, wanted: Sequence[Wanted], found: list[Match]) -> None:
+    if symbols is None:
+        return
+    for want in wanted:
+        functions = _functions(symbols, want)
+        if functions:
+            found.append(Match(want.backend, _version(symbols.image, want.version), functions, symbols.origin))
 
 
-def _offsets(symbols: Symbols, want: Wanted) -> dict[str, int]:
-    if not any(symbols.holds(marker) for marker in want.markers):
-        return {}
-    names = {*want.markers, *want.exact}
+def _functions(symbols: Symbols, want: Wanted) -> dict[str, int]:
     # A library that is only called from here has its names here too: do not list them all before one is known to be defined.
-    if not symbols.offsets(want.markers):
+    markers = [marker for marker in want.markers if symbols.holds(marker)]
+    if not markers or not symbols.functions(markers):
         return {}
-    if want.prefixes:
-        names |= symbols.with_prefix(want.prefixes)
-    return symbols.offsets(sorted(names))
+    return symbols.functions({*want.markers, *want.exact}, want.prefixes)
 
 
 def _version(image: Image, pattern: bytes) -> str:
@@ -467,7 +508,10 @@ def _version(image: Image, pattern: bytes) -> str:
 
 def _read_only(image: Image) -> Iterator[tuple[int, int]]:
     """Where constant strings lie: .rodata, or where sections were removed the loaded segments, code last."""
-    named = [section for section in image.sections() if image.section_name(section).startswith(b".rodata")]
+    try:
+        named = [section for section in image.sections() if image.section_name(section).startswith(b".rodata")]
+    except ElfError:
+        named = []
     spans = [(section.offset, section.size) for section in named]
     if not spans:
         spans = [(segment.offset, segment.size) for segment in sorted(image.segments, key=lambda segment: segment.executable)]

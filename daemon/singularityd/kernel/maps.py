@@ -9,7 +9,8 @@ from typing import NamedTuple
 # Only lines of executable mappings of a file are ever looked at in Python: a rank has hundreds of others.
 _LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) ([1-9][0-9]*) +([^ \n][^\n]*)$", re.MULTILINE)
 _DELETED = b" (deleted)"
-_NOT_FILES = (b"/dev/", b"/SYSV", b"[", b"anon_inode:")
+# Devices are told by their kind, when they are opened: /dev/shm holds libraries, and a path is whatever the process's mounts make it.
+_NOT_FILES = re.compile(rb"(?:\[|anon_inode:|/dev/zero(?: \(deleted\))?$|/SYSV[0-9a-f]{8}(?: \(deleted\))?$)")
 
 
 class MappedFile(NamedTuple):
@@ -39,7 +40,7 @@ def parse(data: bytes) -> list[MappedFile]:
 def _lines(data: bytes) -> Iterator[MappedFile]:
     for match in _LINE.finditer(data):
         first, last, major, minor, inode, name = match.groups()
-        if name.startswith(_NOT_FILES):
+        if _NOT_FILES.match(name):
             continue
         deleted = name.endswith(_DELETED)
         # A path may end in the very words; then, too, its inode is opened, and only the name shown is shorter.

@@ -30,7 +30,9 @@ _VALUE_LIMIT = 1024
 _PF_KTHREAD = 0x00200000
 _VM_LIB = re.compile(rb"^VmLib:\s*(\d+)", re.MULTILINE)
 _ESCAPED = re.compile(rb"\\[\\n]")
-_FILE_LIMIT = 1 << 16
+_FILE_LIMIT = 1 << 20
+"""Bytes: a status file lists all the groups a process is in, tens of thousands where a directory service hands them out."""
+_PIECE = 1 << 16
 
 
 class Stat(NamedTuple):
@@ -70,7 +72,7 @@ class ProcFs:
         try:
             with open(f"{self.root}/{path}", "rb", buffering=0) as file:
                 parts, left = [], limit
-                while left > 0 and (data := file.read(left)):
+                while left > 0 and (data := file.read(min(left, _PIECE))):
                     parts.append(data)
                     left -= len(data)
                 return b"".join(parts)

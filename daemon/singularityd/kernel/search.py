@@ -7,6 +7,7 @@ order of the jobs; when it dies, the first job without an answer is to blame and
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -108,6 +109,11 @@ class SearchChild:
         return self._channel.fileno()
 
     @property
+    def pid(self) -> int:
+        """Of the child; 0 when it is gone."""
+        return self._pid
+
+    @property
     def left(self) -> list[Job]:
         """Jobs without an answer; the first is the one it is, or was, at."""
         return self._jobs[self._answered :]
@@ -199,6 +205,8 @@ def _run(channel: socket.socket, jobs: Sequence[Job], wanted: Sequence[elf.Wante
         resource.setrlimit(resource.RLIMIT_CPU, (_CPU_LIMIT, _CPU_LIMIT))
         os.nice(10)
         if os.getppid() == parent:
+            # A child that a file system keeps waiting may outlive the executor: no probe and no fault may live on in it.
+            _keep_only(channel.fileno())
             known = list(twins)
             for job in jobs:
                 answer = search(job, wanted, known)
@@ -210,16 +218,21 @@ def _run(channel: socket.socket, jobs: Sequence[Job], wanted: Sequence[elf.Wante
         os._exit(status)
 
 
+def _keep_only(descriptor: int) -> None:
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number != descriptor:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(number)
+
+
 def search(job: Job, wanted: Sequence[elf.Wanted], twins: Sequence[Twin]) -> Answer:
     """What is in a file; says so where it cannot be read."""
     try:
-        descriptor = os.open(job.opens, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        descriptor, status = open_file(job.opens)
     except OSError as error:
-        return Answer(
-            job.key, None, False, [], None, GONE if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
-        )
+        reason = GONE if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
+        return Answer(job.key, None, False, [], None, reason)
     try:
-        status = os.fstat(descriptor)
         identity = (status.st_mtime_ns, status.st_size)
         if identity == job.known or not stat.S_ISREG(status.st_mode):
             return Answer(job.key, identity, identity == job.known, [], None, "")
@@ -234,6 +247,21 @@ def search(job: Job, wanted: Sequence[elf.Wanted], twins: Sequence[Twin]) -> Ans
         return Answer(job.key, identity, False, matches, twin, "")
     finally:
         os.close(descriptor)
+
+
+def open_file(name: str) -> tuple[int, os.stat_result]:
+    """A descriptor that reads a regular file, and what it is; of anything else one that only names it. OSError where it is not there.
+
+    Mapped files may be devices, and opening one may set it going: so it is looked at before it is opened.
+    """
+    named = os.open(name, os.O_PATH | os.O_CLOEXEC)
+    status = os.fstat(named)
+    if not stat.S_ISREG(status.st_mode):
+        return named, status
+    try:
+        return os.open(f"/proc/self/fd/{named}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), status
+    finally:
+        os.close(named)
 
 
 def _version(job: Job, match: elf.Match, wanted: Sequence[elf.Wanted]) -> str:
@@ -292,7 +320,7 @@ def _twin(descriptor: int, identity: Identity, matches: Sequence[elf.Match], job
         if twin.key == job.key or twin.identity != identity:
             continue
         try:
-            other = os.open(twin.opens, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            other, _ = open_file(twin.opens)
         except OSError:
             continue
         try:
