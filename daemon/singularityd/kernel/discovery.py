@@ -507,7 +507,7 @@ class Discovery:
                     yield Twin(key, file.identity, self._opens(process.pid, entry))
 
     def _give_up(self) -> Iterator[Found]:
-        """The file takes too long. Where its file system does not answer, all that wait for the same one rest, or they would wait in turn."""
+        """The file takes too long. Where its file system does not answer, all that wait for it rest: they would wait in turn."""
         child = self._child
         assert child is not None
         blocked = self._procfs.state(child.pid) in {"D", "S"}

@@ -104,7 +104,7 @@ class ProcFs:
     def _stat(self, pid: int) -> list[bytes] | None:
         data = self.read(f"{pid}/stat", 4096)
         # The name stands in parentheses and may hold any byte, parentheses and newlines too: what counts is after the last one.
-        fields = data.rpartition(b")")[2].split() if data else []
+        fields = data.rpartition(b")")[2].split() if data and b")" in data else []
         return fields if len(fields) > 19 else None
 
     def start_time(self, pid: int) -> int | None:
