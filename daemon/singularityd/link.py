@@ -142,4 +142,4 @@ def refused(message: messages.Refused) -> SingularityError:
     code = message.text("code")
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SingularityError)]
     kind = next((kind for kind in kinds if kind.code == code), Failed)
-    return kind(message.text("text"), hint=message.text("hint"))
+    return kind(message.text("words"), hint=message.text("hint"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from singularityd.kernel import abi, bpf, exits, messages
+from singularityd.kernel.procfs import ProcFs
 from singularityd.model import Calls, Capability, Event, Library, Rank, Skew, State
 from singularityd.observe import skew, vitals
 from singularityd.observe.bus import Bus
@@ -40,6 +41,7 @@ class Watch:
         self._bus = bus
         self._expire_after = expire_after
         self._log = structlog.get_logger("watch")
+        self._procfs = ProcFs()
         self._rings: Rings | None = None
         self._reader: CollectiveReader | None = None
         self._counter_maps: tuple[int, int] | None = None
@@ -150,7 +152,7 @@ class Watch:
     def _on_attachfailed(self, message: messages.AttachFailed) -> None:
         reason = message.text("reason")
         self.attach_errors[reason] = self.attach_errors.get(reason, 0) + 1
-        self._publish("attach_failed", f"{message.text('path')}: {message.text('text')}", pid=int(message.pid) or None)
+        self._publish("attach_failed", f"{message.text('path')}: {message.text('words')}", pid=int(message.pid) or None)
 
     def _on_shed(self, message: messages.Shed) -> None:
         symbol, path = message.text("symbol"), message.text("path")
@@ -180,14 +182,7 @@ class Watch:
 
     def _on_notice(self, message: messages.Notice) -> None:
         level = {10: "debug", 20: "info", 30: "warning"}.get(int(message.level), "error")
-        getattr(self._log, level)(message.text("text"), half="executor")
-
-    def _on_resumed(self, message: messages.Resumed) -> None:
-        pid = int(message.pid)
-        rank = self._registry.by_pid(pid)
-        if rank is not None and rank.state == "stopped":
-            self._registry.observe_state(pid, "running")
-            self._publish("rank_continued", f"{collectives.describe(rank, pid)} goes on", rank, pid=pid)
+        getattr(self._log, level)(message.text("words"), half="executor")
 
     # --- from the kernel -------------------------------------------------------------------------------------------------------
 
@@ -250,11 +245,19 @@ class Watch:
                     self._registry.observe_init(
                         arrival.pid, comm=arrival.comm, comm_rank=arrival.comm_rank, comm_size=arrival.comm_size, backend="gloo"
                     )
+        self._look_at_stopped()
         gone = {rank.pid for rank in self._registry.expire()}
         if gone:
             self._inits = {key for key in self._inits if key[0] not in gone}
         horizon = time.time() - max(self._expire_after, 3600.0)
         self._exits = {key: value for key, value in self._exits.items() if value[1] > horizon}
+
+    def _look_at_stopped(self) -> None:
+        """A debugger that dies, or a kernel without BTF, lets a stopped rank go on without a word."""
+        for rank in self._registry.all():
+            if rank.state == "stopped" and self._procfs.state(rank.pid) not in ("T", "t", None):
+                self._registry.observe_state(rank.pid, "running")
+                self._publish("rank_continued", f"{collectives.describe(rank, rank.pid)} goes on", rank, pid=rank.pid)
 
     async def snapshot(self) -> Snapshot:
         """One consistent reading of everything."""

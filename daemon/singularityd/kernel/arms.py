@@ -111,7 +111,7 @@ class Arms:
         return None
 
     def _refuse(self, order: messages.Arm, code: str, text: str, hint: str) -> None:
-        self._loop.send(messages.Refused(request=order.request, fault=order.fault, code=code, text=text, hint=hint))
+        self._loop.send(messages.Refused(request=order.request, fault=order.fault, code=code, words=text, hint=hint))
 
     def _take_hit(self, tid: int) -> holder.Hit | None:
         # Runs in the holder: its own copy of the descriptor. Taking it out makes a second SIGURG of the same thread somebody else's.

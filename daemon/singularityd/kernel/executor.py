@@ -35,6 +35,7 @@ from singularityd.kernel.discovery import (
 from singularityd.kernel.elf import Wanted
 from singularityd.kernel.libraries import Table, tables
 from singularityd.kernel.procfs import ProcFs
+from singularityd.kernel.ptrace import calls
 
 EX_OK, EX_UNAVAILABLE, EX_SOFTWARE, EX_NOPERM = 0, 69, 70, 77
 _RAW_TRACEPOINTS = {
@@ -45,7 +46,6 @@ _RAW_TRACEPOINTS = {
     "on_oom": "mark_victim",
 }
 _TICK = 1.0
-_STOP_POLL = 0.05
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -77,7 +77,6 @@ class Process:
         self.seen = seen
         self.libraries: dict[tuple[int, int, str], messages.LibraryMapped] = {}
         self.pidfd: int | None = None
-        self.stopped = False
 
     @property
     def start_time(self) -> int:
@@ -112,6 +111,7 @@ class Executor:
         self._front_ready = False
         self._stopping = False
         self._stop_signal = 0
+        self._checking = 0
         self.exit_code = EX_OK
 
     # --- loop ------------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Executor:
     def log(self, level: str, text: str) -> None:
         """A line for the front's log, and for our own stderr while no front can write it."""
         if self._front.channel is not None and self._front_ready:
-            self.send(messages.Notice(level=_LEVELS[level], text=text))
+            self.send(messages.Notice(level=_LEVELS[level], words=text))
         else:
             os.write(2, f"singularityd executor: {level}: {text}\n".encode())
 
@@ -290,7 +290,7 @@ class Executor:
             self.send(messages.Done(request=message.request))
         elif self._arms is None:
             code, text = "executor_gone", "the probes are still being loaded"
-            self.send(messages.Refused(request=message.request, code=code, text=text, hint="try again in a second"))
+            self.send(messages.Refused(request=message.request, code=code, words=text, hint="try again in a second"))
         elif isinstance(message, messages.Arm):
             self._arms.arm(message)
         elif isinstance(message, messages.Clear):
@@ -399,11 +399,14 @@ class Executor:
     def _probe_capabilities(self) -> None:
         """In a child: it attaches probes and traces a process of its own, which takes up to a second in all."""
         reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
         child = os.fork()
         if child == 0:
             status = 1
             try:
                 signal.set_wakeup_fd(-1)
+                if not calls.die_with_parent(parent, signal.SIGKILL):
+                    os._exit(status)
                 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_DFL)
                 os.nice(10)
@@ -417,6 +420,7 @@ class Executor:
                 os._exit(status)
         writing.close()
         reading.setblocking(False)
+        self._checking = child
         self.watch(reading.fileno(), lambda: self._on_capability(reading, child))
 
     def _on_capability(self, reading: socket.socket, child: int) -> None:
@@ -433,6 +437,7 @@ class Executor:
             self.send(message)
         self.forget(reading.fileno())
         reading.close()
+        self._checking = 0
         os.waitpid(child, 0)
 
     # --- processes and libraries -----------------------------------------------------------------------------------------------
@@ -506,7 +511,7 @@ class Executor:
         self.send(library)
 
     def _fail(self, pid: int, reason: str, path: str, text: str) -> None:
-        failure = messages.AttachFailed(pid=pid, reason=reason, path=path, text=text)
+        failure = messages.AttachFailed(pid=pid, reason=reason, path=path, words=text)
         if len(self._failures) < 1000:
             self._failures[path] = failure
         self.send(failure)
@@ -560,16 +565,6 @@ class Executor:
             self.send(line)
         if sheds:
             self._tell_attached()
-        self._poll_stopped()
-
-    def _poll_stopped(self) -> None:
-        """Where the kernel's continue event is not to be had, a stopped rank is looked at until it runs."""
-        for pid, process in self._processes.items():
-            state = self.procfs.state(pid)
-            stopped = state == "T"
-            if process.stopped and not stopped and state is not None:
-                self.send(messages.Resumed(pid=pid))
-            process.stopped = stopped
 
     # --- stop ------------------------------------------------------------------------------------------------------------------
 
@@ -578,6 +573,11 @@ class Executor:
         notify.stopping()
         if self._arms is not None:
             self._arms.kill_all()
+        if self._checking:
+            os.kill(self._checking, signal.SIGKILL)
+            os.waitpid(self._checking, 0)
+        if self._discovery is not None:
+            self._discovery.close()
         self._front.stop(5.0)
         if self._attacher is not None:
             self._attacher.detach_all()

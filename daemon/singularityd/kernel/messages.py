@@ -185,7 +185,7 @@ class Refused(Message):
         ("request", c.c_uint32),
         ("fault", c.c_uint64),
         ("code", c.c_char * 48),
-        ("text", c.c_char * 512),
+        ("words", c.c_char * 512),
         ("hint", c.c_char * 512),
     )
 
@@ -237,7 +237,7 @@ class AttachFailed(Message):
     """A file could not be searched or attached to; `reason` is short and bounded, for a label."""
 
     KIND = 75
-    _fields_ = (("kind", c.c_uint32), ("pid", c.c_uint32), ("reason", c.c_char * 32), ("path", c.c_char * 1024), ("text", c.c_char * 512))
+    _fields_ = (("kind", c.c_uint32), ("pid", c.c_uint32), ("reason", c.c_char * 32), ("path", c.c_char * 1024), ("words", c.c_char * 512))
 
 
 class Shed(Message):
@@ -258,7 +258,7 @@ class Notice(Message):
     """A line for the log."""
 
     KIND = 77
-    _fields_ = (("kind", c.c_uint32), ("level", c.c_uint32), ("text", c.c_char * 1024))
+    _fields_ = (("kind", c.c_uint32), ("level", c.c_uint32), ("words", c.c_char * 1024))
 
 
 class Started(Message):
@@ -266,13 +266,6 @@ class Started(Message):
 
     KIND = 78
     _fields_ = (("kind", c.c_uint32), ("version", c.c_uint32), ("pid", c.c_uint32), ("restarts", c.c_uint32), ("boot_id", c.c_char * 64))
-
-
-class Resumed(Message):
-    """A stopped rank runs again (seen by polling where the kernel's own event is not to be had)."""
-
-    KIND = 79
-    _fields_ = (("kind", c.c_uint32), ("pid", c.c_uint32))
 
 
 FROM_FRONT: dict[int, type[Message]] = {kind.KIND: kind for kind in (FrontReady, Arm, Clear, Ping)}
@@ -294,7 +287,6 @@ FROM_EXECUTOR: dict[int, type[Message]] = {
         Shed,
         Notice,
         Started,
-        Resumed,
     )
 }
 
