@@ -272,6 +272,7 @@ class Watch:
             faults=self.faults.recent(self._expire_after) if self.faults is not None else (),
             dropped=self.dropped(),
             submitted=self._counted("submitted"),
+            received=dict(self._rings.received) if self._rings is not None else {},
             probes=dict(self.probes),
             attach_errors=dict(self.attach_errors),
             exits={key: count for key, (count, _) in self._exits.items()},

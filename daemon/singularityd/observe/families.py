@@ -101,6 +101,12 @@ SUBMITTED = Family(
     help="Records offered to a buffer; submitted = received + dropped",
     labels=("buffer",),
 )
+RECEIVED = Family(
+    name="singularity_events_received_total",
+    kind="counter",
+    help="Records read from a buffer",
+    labels=("buffer",),
+)
 DROPPED = Family(
     name="singularity_events_dropped_total",
     kind="counter",
@@ -243,6 +249,7 @@ FAMILIES = (
     SERIES,
     SERIES_DROPPED,
     SUBMITTED,
+    RECEIVED,
     DROPPED,
     PROBES,
     ATTACH_ERRORS,

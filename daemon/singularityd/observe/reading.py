@@ -307,6 +307,7 @@ _SOURCES: tuple[tuple[Family, Callable[[Context], Values]], ...] = (
     (f.QUEUE, lambda context: {(): context.snapshot.event_queue}),
     (f.SUBSCRIBERS, lambda context: {(): context.snapshot.event_subscribers}),
     (f.SUBMITTED, lambda context: _named(context, context.snapshot.submitted)),
+    (f.RECEIVED, lambda context: _named(context, context.snapshot.received)),
     (f.DROPPED, lambda context: _named(context, context.snapshot.dropped)),
     (f.PROBES, lambda context: _named(context, context.snapshot.probes)),
     (f.ATTACH_ERRORS, lambda context: _named(context, context.snapshot.attach_errors)),

@@ -23,6 +23,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Buffer -> records lost since the start."""
     submitted: dict[str, int] = {}
     """Buffer -> records offered since the start; received + dropped = submitted."""
+    received: dict[str, int] = {}
+    """Buffer -> records read since the front started; the executor's counters are older where the front was restarted."""
     probes: dict[str, int] = {}
     """Backend -> attached sites."""
     attach_errors: dict[str, int] = {}

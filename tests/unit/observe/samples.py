@@ -80,6 +80,7 @@ def fixed():
         ),
         dropped={"events": 2, "stats_full": 0},
         submitted={"events": 1000002},
+        received={"events": 1000000},
         probes={"gloo": 30, "nccl": 60},
         attach_errors={"no such symbol": 1},
         exits={("train", "12", "signal SIGKILL"): 1},
