@@ -1,6 +1,7 @@
 """The thin synchronous client of the node API: singularityctl's. Import it on use: grpc takes most of a command's start-up time.
 
-Methods return messages and raise SingularityError subclasses only: the daemon's own, as it raised them, and Unreachable.
+Methods return messages and raise SingularityError subclasses only: the daemon's own, as it raised them; Unreachable, which says that
+nothing was asked; and Failed for a daemon that was asked and did not answer in time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from singularityd.errors import Busy, Failed, SingularityError
 
 START = "is singularityd running? systemctl status singularityd, or start .venv/bin/singularityd as root"
 LARGEST_ANSWER = 4 << 20
+_STATE_PATIENCE = 0.25
+"""Seconds for grpc's own thread to tell the state of the channel."""
+
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", LARGEST_ANSWER),
@@ -116,7 +120,7 @@ class Client:
         try:
             return self._faults.Wait(pb.GetFaultRequest(id=fault), timeout=timeout)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and _from_daemon(error) is None:
                 text = f"{fault} has not ended after {timeout:g} s"
                 raise Failed(text, hint=f"singularityctl status says what is not well; singularityctl clear {fault} ends it") from None
             raise self._translated(error) from None
@@ -163,10 +167,9 @@ class Client:
 
     def _translated(self, error: Any, late: str = "") -> SingularityError:
         """The daemon's own error; else what kept the daemon from answering."""
-        status, details = error.code(), error.details() or ""
-        raised = failure.received(status.name, details, error.trailing_metadata() or ())
-        if raised is not None:
+        if (raised := _from_daemon(error)) is not None:
             return raised
+        status, details = error.code(), error.details() or ""
         match status:
             case grpc.StatusCode.UNAVAILABLE:
                 return unreachable(self._socket)
@@ -182,9 +185,25 @@ class Client:
                 return Failed("the daemon does not know this request", hint="singularityctl version compares the versions of both")
         return Failed(f"{status.name.lower().replace('_', ' ')}: {details}", hint="the daemon's log may say more")
 
-    def _silent(self, late: str) -> Unreachable:
-        hint = late or "it is busy, stopped or not singularityd: see systemctl status singularityd, or raise --timeout"
-        return Unreachable(f"no answer on {self._socket} within {self._timeout:g} s", hint=hint)
+    def _silent(self, late: str) -> SingularityError:
+        """A daemon that took the request may have done it, so that is Failed; one that never spoke at all has not."""
+        text = f"no answer on {self._socket} within {self._timeout:g} s"
+        if self._connected():
+            return Failed(text, hint=late or "the daemon is busy: see systemctl status singularityd, or raise --timeout")
+        return Unreachable(text, hint="it is busy, stopped or not singularityd: see systemctl status singularityd, or raise --timeout")
+
+    def _connected(self) -> bool:
+        """Whether the other side speaks HTTP/2: the channel tells its state at once where it has one."""
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=_STATE_PATIENCE)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+
+def _from_daemon(error: Any) -> SingularityError | None:
+    """The error that the daemon raised; None where the status is grpc's own."""
+    return failure.received(error.code().name, error.details() or "", error.trailing_metadata() or ())
 
 
 def unreachable(path: str) -> Unreachable:

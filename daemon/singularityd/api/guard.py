@@ -18,6 +18,7 @@ from singularityd.errors import Busy, Failed, SingularityError, TookTooLong, Usa
 
 WAITING = frozenset({"/singularity.node.v1.Faults/Wait"})
 """Unary calls that wait for something: the client's deadline is theirs, where it sets one."""
+HEALTH = "/grpc.health.v1.Health/Watch"
 
 Unary = Callable[[Any, Any], Awaitable[Any]]
 Stream = Callable[[Any, Any], AsyncIterator[Any]]
@@ -35,6 +36,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._limits = limits
         self._bucket = Bucket(limits.rate, limits.burst)
         self._places = Places(limits.streams, "event streams")
+        self._health_places = Places(limits.health_streams, "health watches")
         self._log = structlog.get_logger("api")
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
@@ -62,10 +64,12 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _stream(self, method: str, call: Stream) -> Unary:
+        places = self._health_places if method == HEALTH else self._places
+
         async def guarded(request: Any, context: Any) -> None:
             try:
                 self._admit(request)
-                with self._places.place():
+                with places.place():
                     async with aclosing(call(request, context)) as messages:  # type: ignore[type-var]
                         async for message in messages:
                             await self._write(message, context)
@@ -82,13 +86,14 @@ class Guard(grpc.aio.ServerInterceptor):
 
     async def _timed(self, method: str, call: Unary, request: Any, context: Any) -> Any:
         own = method in WAITING and context.time_remaining() is not None
+        patience = self._limits.longest_wait if own else self._limits.patience
         try:
-            async with asyncio.timeout(None if own else self._limits.patience) as scope:
+            async with asyncio.timeout(patience) as scope:
                 return await call(request, context)
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise TookTooLong(f"not done within {self._limits.patience:g} s", hint="singularityctl status says what is not well") from None
+            raise TookTooLong(f"not done within {patience:g} s", hint="singularityctl status says what is not well") from None
 
     async def _write(self, message: Any, context: Any) -> None:
         """Waits until the message is handed to the connection; a reader that takes nothing makes it wait."""

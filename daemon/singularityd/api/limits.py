@@ -27,12 +27,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Concurrent calls of the socket."""
     streams: int = 64
     """Concurrent event streams of the socket."""
-    rate: float = 200.0
+    health_streams: int = 16
+    """Concurrent health watches of the socket: apart from the event streams, for they need no known process to be opened."""
+    rate: float = 50.0
     """Calls each second, sustained."""
-    burst: int = 400
+    burst: int = 100
     """Calls at once."""
     patience: float = 30.0
     """Seconds until a unary call is ended by the server."""
+    longest_wait: float = 3600.0
+    """Seconds until a call that waits for something is ended, whatever deadline its client sets."""
     blocked: float = 60.0
     """Seconds that a stream's reader may take nothing."""
     backlog: int = 1024
@@ -43,7 +47,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a new connection has to speak HTTP/2."""
 
 
-AGENT = Limits(largest_answer=1 << 20, calls=2048, streams=1024, rate=2000.0, burst=4000)
+AGENT = Limits(largest_answer=1 << 20, calls=2048, streams=256, rate=2000.0, burst=4000)
 """Of the agent's socket: every rank of the host at once, each with little to say."""
 
 

@@ -151,18 +151,26 @@ async def test_a_report_becomes_an_event_of_the_rank_that_the_daemon_knows(host:
     assert event.fields == {"round": "7", "bits": "4", "report": "round"}
 
 
+async def test_a_report_of_the_largest_size_is_taken_whole(host: Host) -> None:
+    fields = {f"k{n}": "v" * 256 for n in range(32)}
+    async with Stubs(host.agent) as stubs:
+        await stubs.agent.Report(report(text="x" * 1000, fields=fields))
+    assert last(host).text == "x" * 1000
+    assert last(host).fields == {**fields, "report": "round"}
+
+
 @pytest.mark.parametrize(
     "request_",
     [
         report(kind=""),
         report(kind="gossip"),
-        report(text="x" * 301),
+        report(text="x" * 1001),
         report(text="a\nb"),
-        report(fields={f"k{n}": "v" for n in range(17)}),
+        report(fields={f"k{n}": "v" for n in range(33)}),
         report(fields={"Key": "v"}),
         report(fields={"": "v"}),
         report(fields={"report": "v"}),
-        report(fields={"k": "v" * 201}),
+        report(fields={"k": "v" * 257}),
         report(fields={"k": "\x1b"}),
         report(pid=0),
     ],
@@ -239,12 +247,17 @@ async def test_a_watch_tells_what_happens_to_the_job_and_nothing_else(host: Host
             ("rank_found", JOB, 4200),
             ("agent_report", JOB, 4200),
             ("rank_dying", JOB, 4200),
+            ("rank_exec", JOB, 4201),
             ("fault_hit", "torchrun-other", 5000),
             ("fault_hit", JOB, 4203),
         ):
             host.publish(kind, job=job, pid=pid, rank=0)
-        told = [await asyncio.wait_for(stream.read(), 10) for _ in range(2)]
-    assert [(event.kind, event.pid, event.job) for event in told] == [("rank_dying", 4200, JOB), ("fault_hit", 4203, JOB)]
+        told = [await asyncio.wait_for(stream.read(), 10) for _ in range(3)]
+    assert [(event.kind, event.pid, event.job) for event in told] == [
+        ("rank_dying", 4200, JOB),
+        ("rank_exec", 4201, JOB),
+        ("fault_hit", 4203, JOB),
+    ]
 
 
 async def test_ranks_of_unknown_jobs_are_not_told_of_each_other(host: Host) -> None:

@@ -18,10 +18,11 @@ import pytest
 from singularityd.api.client import Client, Unreachable, default_socket, unreachable
 from singularityd.api.limits import Limits
 from singularityd.api.v1 import node_pb2 as pb
-from singularityd.errors import AlreadyArmed, BadOption, Busy, Failed, NoSuchFault, NoSuchRank, ResumeLost, SingularityError
+from singularityd.errors import AlreadyArmed, BadOption, Busy, Failed, NoSuchFault, NoSuchRank, ResumeLost, SingularityError, TookTooLong
 
 from .host import JOB, Host, serving
 from .test_doorway import as_root, in_child
+from .test_failure import every
 
 
 async def ask(host: Host, action: Any, timeout: float = 10.0) -> Any:
@@ -97,6 +98,27 @@ async def test_a_fault_that_does_not_end_is_told_with_how_to_end_it(host: Host) 
     assert "clear f1" in raised.value.hint
 
 
+async def test_a_wait_that_the_server_ends_is_told_with_the_servers_time(tmp_path: Path) -> None:
+    async with serving(tmp_path, control=Limits(longest_wait=0.2)) as host:
+        host.add_rank(3)
+
+        def wait(client: Client) -> None:
+            client.inject(rank=3, pattern="timeout", options={})
+            client.wait("f1", 30)
+
+        with pytest.raises(TookTooLong, match=r"0\.2 s"):
+            await ask(host, wait)
+
+
+@pytest.mark.parametrize("kind", list(every(SingularityError)), ids=lambda kind: kind.__name__)
+async def test_every_error_crosses_a_real_connection(host: Host, kind: type[SingularityError]) -> None:
+    host.faults.failure = kind("no rank 7: é, 中", hint="write --rank 3 · or 4")
+    with pytest.raises(SingularityError) as raised:
+        await ask(host, lambda client: client.inject(rank=3, pattern="timeout", options={}))
+    assert type(raised.value) is kind
+    assert (raised.value.text, raised.value.hint, raised.value.exit_code) == ("no rank 7: é, 中", "write --rank 3 · or 4", kind.exit_code)
+
+
 async def test_a_refusal_by_rate_is_busy(tmp_path: Path) -> None:
     async with serving(tmp_path, control=Limits(rate=0.001, burst=1)) as host:
         with pytest.raises(Busy) as raised:
@@ -104,11 +126,12 @@ async def test_a_refusal_by_rate_is_busy(tmp_path: Path) -> None:
     assert "ask less often" in raised.value.hint
 
 
-async def test_a_daemon_that_hangs_is_exit_4_and_an_injection_may_be_armed(host: Host) -> None:
+async def test_a_request_not_answered_in_time_has_failed_and_an_injection_may_be_armed(host: Host) -> None:
+    """Not `unreachable`: the daemon has the request, and a script must not take it for never sent."""
     host.faults.hold = asyncio.Event()
-    with pytest.raises(Unreachable, match=r"within 0.3 s") as raised:
+    with pytest.raises(Failed, match=r"within 0.3 s") as raised:
         await ask(host, lambda client: client.inject(rank=3, pattern="timeout", options={}), 0.3)
-    assert raised.value.exit_code == 4
+    assert raised.value.exit_code == 1
     assert "singularityctl faults" in raised.value.hint
 
 

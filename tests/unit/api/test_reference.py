@@ -45,12 +45,17 @@ def test_every_code_stands_beside_its_status() -> None:
         ("calls of one connection at a time", limits.Limits().streams_per_connection, limits.AGENT.streams_per_connection),
         ("calls at a time", limits.Limits().calls, limits.AGENT.calls),
         ("event streams at a time", limits.Limits().streams, f"{limits.AGENT.streams}, {agent.WATCHES} of one process"),
+        ("health watches at a time", limits.Limits().health_streams, limits.AGENT.health_streams),
         ("a unary call, seconds", f"{limits.Limits().patience:g}", f"{limits.AGENT.patience:g}"),
         ("a new connection, until it speaks HTTP/2, seconds", f"{limits.Limits().handshake:g}", f"{limits.AGENT.handshake:g}"),
     ],
 )
 def test_limits_are_those_of_the_code(name: str, control: object, agents: object) -> None:
     assert f"| {name} | {control} | {agents} |" in TEXT
+
+
+def test_the_longest_wait_is_that_of_the_code() -> None:
+    assert f"never more than {limits.Limits().longest_wait:g} seconds" in TEXT
 
 
 def test_the_agents_bounds_are_those_of_the_code() -> None:

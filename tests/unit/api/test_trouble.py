@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 from singularityd.api.limits import Bucket, Buckets, Limits, Places
@@ -148,6 +149,33 @@ async def test_wait_is_ended_by_the_server_only_where_the_client_sets_no_deadlin
         await asyncio.sleep(0.5)
         host.faults.end("f1")
         assert (await waiting).id == "f1"
+
+
+async def test_wait_is_ended_by_the_server_after_an_hour_whatever_the_client_asks(tmp_path: Path) -> None:
+    assert Limits().longest_wait == 3600
+    async with serving(tmp_path, control=Limits(longest_wait=0.3)) as host, Stubs(host.control) as stubs:
+        host.add_rank(3)
+        await stubs.faults.Inject(INJECT)
+        code, metadata, text = await failure_of(stubs.faults.Wait(pb.GetFaultRequest(id="f1"), timeout=20))
+        assert (code, metadata["singularity-code"]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "took_too_long")
+        assert "0.3 s" in text
+        assert host.faults.waiting == 0
+
+
+async def test_health_watches_take_no_place_of_the_event_streams(tmp_path: Path) -> None:
+    """Anybody may open them, known process or not."""
+    asked = health_pb2.HealthCheckRequest()
+    async with serving(tmp_path, agent=Limits(streams=1, health_streams=2)) as host, Stubs(host.agent) as stubs:
+        host.add_rank(3)
+        health = health_pb2_grpc.HealthStub(stubs.channel)
+        kept = [health.Watch(asked) for _ in range(2)]
+        for watch in kept:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert (await failure_of(health.Watch(asked).read()))[1]["singularity-code"] == "busy"
+        stream = stubs.agent.Watch(pb.WatchRequest(pid=4203, start_time_ticks=9203))
+        await asyncio.wait_for(stream.initial_metadata(), 10)
+        host.publish("rank_dying", job=JOB, pid=4203)
+        assert (await asyncio.wait_for(stream.read(), 10)).kind == "rank_dying"
 
 
 async def test_a_client_that_gives_up_cancels_what_it_asked_for(host: Host) -> None:

@@ -27,6 +27,7 @@ TOLD = frozenset(
         "rank_stopped",
         "rank_continued",
         "rank_oom_killed",
+        "rank_exec",
         "rank_exited",
         "fault_armed",
         "fault_hit",
@@ -38,9 +39,9 @@ TOLD = frozenset(
 )
 """Kinds that a rank is told of the ranks of its job."""
 REPORTS = ("round", "snapshot", "bits", "healing", "recovery")
-LONGEST_TEXT, LONGEST_JOB = 300, 1024
-MOST_FIELDS, LONGEST_VALUE = 16, 200
-REPORT_RATE, REPORT_BURST = 10.0, 50
+LONGEST_TEXT, LONGEST_JOB = 1000, 1024
+MOST_FIELDS, LONGEST_VALUE = 32, 256
+REPORT_RATE, REPORT_BURST = 20.0, 200
 """Of one process."""
 TOTAL_RATE, TOTAL_BURST = 100.0, 1000
 """Of all: events that anybody may cause must not push everything else out of the recorder within seconds."""
