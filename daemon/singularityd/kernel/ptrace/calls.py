@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import os
 
@@ -38,6 +39,12 @@ def resume(tid: int, signal_number: int = 0) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def detach(tid: int, signal_number: int = 0) -> None:
+    """Trace a stopped thread no longer; it goes on."""
+    with contextlib.suppress(ProcessLookupError):
+        ptrace(DETACH, tid, 0, signal_number)
 
 
 def get_registers(tid: int, registers: c.Structure) -> None:

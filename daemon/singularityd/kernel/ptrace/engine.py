@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from singularityd.kernel.ptrace import calls, choose, stops
 
 _PASSES = 100
 """Looks at the thread list before giving up on a process that makes threads faster than they are seized."""
+_BATCH = 256
+"""Stops handled at a time: a process that makes threads all the time must not keep the holder from its deadline."""
+_ATTEMPTS = 3
 
 
 class Hit(NamedTuple):
@@ -51,58 +55,90 @@ class Engine:
 
     def seize(self) -> choose.Refusal | None:
         """Trace every thread; none is stopped by it. A refusal leaves nothing traced once the holder exits."""
+        quiet = 0
         for _ in range(_PASSES):
-            left = [tid for tid in self._procfs.threads(self._pid) or [] if tid not in self.threads]
-            if not left:
-                break
-            for tid in left:
-                refused = self._seize(tid)
-                if refused is not None:
-                    return refused
+            seized = self._seize_new()
+            if isinstance(seized, choose.Refusal):
+                return seized
             self.drain()
-        if not self.threads:
-            return choose.Refusal("rank_gone", f"process {self._pid} has ended", "see singularityctl ranks")
-        return None
-
-    def _seize(self, tid: int) -> choose.Refusal | None:
-        try:
-            calls.ptrace(calls.SEIZE, tid, 0, calls.O_TRACECLONE | calls.O_TRACEEXEC)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            status = self._procfs.status(self._pid, tid)
-            if status is None or status.state in "ZX":
+            # Twice, because the kernel's list of threads may skip one when another ends while it is read.
+            quiet = 0 if seized else quiet + 1
+            if self.ended or not self.threads:
+                return choose.Refusal("rank_gone", f"process {self._pid}: {self.ended or 'rank exited'}", "see singularityctl ranks")
+            if quiet == 2:
                 return None
-            if status.tracer == os.getpid():  # made by a thread that was seized before: traced from birth
-                self.threads.add(tid)
-                return None
-            if status.tracer:
-                return choose.traced(self._procfs, self._pid, status.tracer)
-            hint = "SELinux deny_ptrace, a user namespace or a missing CAP_SYS_PTRACE forbids it; see singularityctl doctor"
-            return choose.Refusal("cannot_stop", f"the kernel does not permit tracing process {self._pid}", hint)
-        self.threads.add(tid)
-        return None
+        text = f"process {self._pid} makes threads faster than they can be traced"
+        return choose.Refusal("cannot_stop", text, "try again when it has started up")
 
-    def drain(self) -> None:
-        """Handle every stop that waits; never blocks."""
-        while not self.ended:
+    def _seize_new(self) -> int | choose.Refusal:
+        """How many threads were not traced until now."""
+        seized = 0
+        for tid in self._procfs.threads(self._pid) or []:
+            if tid not in self.threads:
+                one = self._seize(tid)
+                if isinstance(one, choose.Refusal):
+                    return one
+                seized += one
+        return seized
+
+    def _seize(self, tid: int) -> bool | choose.Refusal:
+        for _ in range(_ATTEMPTS):
             try:
-                tid, status = os.waitpid(-1, os.WNOHANG | calls.WALL)
+                calls.ptrace(calls.SEIZE, tid, 0, calls.O_TRACECLONE | calls.O_TRACEEXEC)
+            except ProcessLookupError:
+                return False
+            except PermissionError:
+                status = self._procfs.status(self._pid, tid)
+                if status is None or status.state in "ZX":
+                    return False
+                if status.tracer == os.getpid():  # made by a thread that was seized before: traced from birth
+                    self.threads.add(tid)
+                    return False
+                if status.tracer:
+                    return choose.traced(self._procfs, self._pid, status.tracer)
+                continue  # a tracer that has just left, or one may not
+            self.threads.add(tid)
+            return True
+        hint = "SELinux deny_ptrace, a user namespace or a missing CAP_SYS_PTRACE forbids it; see singularityctl doctor"
+        return choose.Refusal("cannot_stop", f"the kernel does not permit tracing process {self._pid}", hint)
+
+    def drain(self) -> bool:
+        """Handle the stops that wait; never blocks. False where some may be left."""
+        for _ in range(_BATCH):
+            if self.ended:
+                return True
+            # WNOWAIT: a stop that was waited for has given its signal to us, and the signal would be lost if we were killed here.
+            # So it is only looked at; PTRACE_CONT hands the signal on and takes the stop away in one.
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT | calls.WALL)
             except ChildProcessError:
-                self.ended = self.ended or "rank exited"
-                return
-            if tid == 0:
-                return
-            self._on_stop(tid, stops.classify(status))
+                self.ended = "rank exited"
+                return True
+            if found is None:
+                return True
+            if found.si_code in (os.CLD_TRAPPED, os.CLD_STOPPED):
+                self._on_stop(found.si_pid, stops.classify(found.si_status << 8 | 0x7F))
+            else:
+                self._take(found.si_pid)
+                self._on_end(found.si_pid)
+        return False
+
+    def _take(self, tid: int) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(tid, os.WNOHANG | calls.WALL)
+
+    def _on_end(self, tid: int) -> None:
+        self.threads.discard(tid)
+        self._held.pop(tid, None)
+        if not self.threads:
+            self.ended = "rank exited"
 
     def _on_stop(self, tid: int, stop: stops.Stop) -> None:
-        if stop.kind is stops.Kind.ENDED:
-            self.threads.discard(tid)
-            self._held.pop(tid, None)
-            if not self.threads:
-                self.ended = "rank exited"
-            return
-        self.threads.add(tid)
+        if tid not in self.threads:
+            if self._procfs.status(self._pid, tid) is None:
+                calls.detach(tid, stop.signal if stop.kind is stops.Kind.SIGNAL else 0)  # a process made by clone(2) without SIGCHLD
+                return
+            self.threads.add(tid)
         if stop.kind is stops.Kind.EXEC:
             calls.resume(tid)
             self.ended = "rank exec'd"
@@ -122,6 +158,7 @@ class Engine:
         if hit is None:
             calls.resume(tid, number)
             return
+        self._take(tid)  # ours, and not to be seen again
         now = time.monotonic_ns()
         self._held[tid] = (now, now + self._hold_ns if self._hold_ns else 0)
         self._listener.held(tid, hit.at_ns)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as c
+import gc
 import os
 import select
 import signal
@@ -24,6 +25,7 @@ from typing import NamedTuple, NoReturn
 from singularityd.kernel.procfs import ProcFs
 from singularityd.kernel.ptrace import calls, choose
 from singularityd.kernel.ptrace.engine import Engine, Hit
+from singularityd.kernel.ptrace.outbox import Outbox
 
 __all__ = ["Armed", "Ended", "Held", "Hit", "HoldOrder", "Holder", "Refused", "Released", "Report", "start"]
 
@@ -190,14 +192,19 @@ def start(order: HoldOrder, *, procfs: ProcFs) -> Holder:
 
 def _child(order: HoldOrder, procfs: ProcFs, channel: socket.socket, parent: int) -> NoReturn:
     status = 1
+    # What the executor had become rubbish by now must not be closed here: its descriptor numbers are used again.
+    gc.disable()
+    outbox = Outbox(channel)
+    child = _Child(order, procfs, channel, outbox)
     try:
         if calls.die_with_parent(parent, signal.SIGKILL):
             calls.set_name("singularity-hld")
             _close_others({channel.fileno(), *order.keep})
-            _Child(order, procfs, channel).run()
+            child.run()
             status = 0
     except BaseException as error:  # noqa: BLE001 - nothing may return into the executor's code
-        _send(channel, _REFUSED, text=f"failed\0the holder failed: {type(error).__name__}: {error}\0report it with this line")
+        text = f"the holder failed: {type(error).__name__}: {error}"
+        outbox.put(_record(_ENDED, text=text) if child.armed else _record(_REFUSED, text=f"failed\0{text}\0report it with this line"))
     finally:
         os._exit(status)
 
@@ -208,35 +215,43 @@ def _close_others(keep: set[int]) -> None:
     libc = c.CDLL(None)
     for descriptor in [*sorted(number for number in keep if number >= low), 0]:
         last = descriptor - 1 if descriptor else 0xFFFFFFFF
-        if last >= low:
-            libc.syscall(c.c_long(436), c.c_uint(low), c.c_uint(last), c.c_uint(0))  # close_range, the same number everywhere
+        # close_range, the same number everywhere
+        if last >= low and libc.syscall(c.c_long(436), c.c_uint(low), c.c_uint(last), c.c_uint(0)):
+            _close_listed(keep)  # a kernel before 5.9
+            return
         low = descriptor + 1
 
 
-def _send(channel: socket.socket, kind: int, number: int = 0, first: int = 0, second: int = 0, *, text: str = "") -> None:
-    try:
-        channel.send(_RECORD.pack(kind, number, first, second) + text.encode()[:_TEXT_LIMIT])
-    except OSError:
-        os._exit(1)  # the executor is gone; so are we, which lets the rank go
+def _close_listed(keep: set[int]) -> None:
+    for number in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if number > 2 and number not in keep:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
+def _record(kind: int, number: int = 0, first: int = 0, second: int = 0, *, text: str = "") -> bytes:
+    return _RECORD.pack(kind, number, first, second) + text.encode()[:_TEXT_LIMIT]
 
 
 class _Child:
     """What runs in the fork."""
 
-    def __init__(self, order: HoldOrder, procfs: ProcFs, channel: socket.socket) -> None:
+    def __init__(self, order: HoldOrder, procfs: ProcFs, channel: socket.socket, outbox: Outbox) -> None:
+        self.armed = False
         self._order = order
         self._procfs = procfs
         self._channel = channel
+        self._outbox = outbox
         self._end_ns = 0
         self._reason = ""
 
     def held(self, tid: int, at_ns: int) -> None:
         """Engine's listener."""
-        _send(self._channel, _HELD, tid, at_ns)
+        self._outbox.put(_record(_HELD, tid, at_ns))
 
     def released(self, tid: int, held_ns: int) -> None:
         """Engine's listener."""
-        _send(self._channel, _RELEASED, tid, held_ns)
+        self._outbox.put(_record(_RELEASED, tid, held_ns))
 
     def run(self) -> None:
         """From the checks to the exit."""
@@ -255,12 +270,13 @@ class _Child:
         if refused is not None:
             self._refuse(refused)
             return
-        _send(self._channel, _ARMED, len(engine.threads), chosen, time.monotonic_ns() - began)
+        self.armed = True
+        self._outbox.put(_record(_ARMED, len(engine.threads), chosen, time.monotonic_ns() - began))
         self._hold(engine, wake)
-        _send(self._channel, _ENDED, text=self._reason or engine.ended or "deadline")
+        self._outbox.put(_record(_ENDED, text=self._reason or engine.ended))
 
     def _refuse(self, why: choose.Refusal) -> None:
-        _send(self._channel, _REFUSED, text="\0".join(why))
+        self._outbox.put(_record(_REFUSED, text="\0".join(why)))
 
     def _handle_signals(self) -> int:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -273,25 +289,27 @@ class _Child:
 
     def _hold(self, engine: Engine, wake: int) -> None:
         poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLIN)
         poll.register(wake, select.POLLIN)
         idle = time.monotonic_ns() + int(_IDLE * 1e9)
-        while not self._reason and not engine.ended:
-            engine.drain()
+        while not self._reason:
+            drained = engine.drain()
             engine.release(everything=False)
             now = time.monotonic_ns()
             end = self._end_ns or idle
-            if now >= end:
-                self._reason = "deadline" if self._end_ns else "executor silent"
+            if engine.ended or now >= end:
+                self._reason = engine.ended or ("deadline" if self._end_ns else "executor silent")
                 break
-            due = min(end, engine.next_release_ns() or end)
-            for descriptor, _ in poll.poll(max(0.0, (due - now) / 1e6)):
+            due = min(end, engine.next_release_ns() or end) if drained else now
+            poll.register(self._channel.fileno(), select.POLLIN | (select.POLLOUT if self._outbox else 0))
+            for descriptor, events in poll.poll(max(0.0, (due - now) / 1e6)):
                 if descriptor == wake:
                     os.read(wake, 4096)
-                else:
+                    continue
+                if events & select.POLLOUT:
+                    self._outbox.flush()
+                if events & ~select.POLLOUT:
                     self._on_command()
-        engine.release(everything=True)
-        engine.drain()
+        # Whatever stops from here on goes on, with its signal, when we exit.
         engine.release(everything=True)
 
     def _on_command(self) -> None:

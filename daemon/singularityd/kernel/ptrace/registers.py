@@ -48,6 +48,7 @@ class X86Registers(c.Structure):
     def skip_call(self, value: int, *, entry_sp: int, gadget: int) -> None:
         """Return `value` from the function entered with `entry_sp`, through the `ret` at `gadget`."""
         self.rax = value & 0xFFFFFFFFFFFFFFFF
+        self.orig_rax = 0xFFFFFFFFFFFFFFFF  # in no system call: a result such as -512 would otherwise be taken for one to restart
         self.rip = gadget
         self.rsp = entry_sp
 
