@@ -22,7 +22,7 @@
 
 enum {
     READY, WOKEN, USR1, RT_COUNT, RT_VALUE, RT_CODE, RT_SENDER, URG, CHURN, CHURNED, FORK, FORKED, EXEC, LEAVE, SPAWN, SPAWNED, CLONE, ROUNDS,
-    CALLED, RETURNED, CALL, LOW, HIGH, ORDERS = 32
+    CALLED, RETURNED, CALL, LOW
 };
 struct slot { _Atomic uint64_t count, tid; };
 static struct { _Atomic uint64_t order[64]; struct slot slot[1024]; } *shared;
@@ -116,7 +116,7 @@ static void orders(void) {
         shared->order[FORKED] = child;
     }
     if (atomic_exchange(&shared->order[SPAWN], 0)) { start(count, NULL); shared->order[SPAWNED]++; }
-    if (atomic_exchange(&shared->order[CALL], 0)) { register uint64_t kept = 77; shared->order[RETURNED] = call(41) + kept - 77; }
+    if (atomic_exchange(&shared->order[CALL], 0)) shared->order[RETURNED] = call(41);
     uint64_t exec = atomic_exchange(&shared->order[EXEC], 0);
     if (exec == 1) execute("/bin/sleep");
     if (exec == 2) start(execute, "/bin/sleep");
@@ -126,7 +126,6 @@ static void orders(void) {
 int main(int argc, char **argv) {
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, open(argv[1], O_RDWR), 0);
     shared->order[LOW] = (uint64_t)(uintptr_t)victim;
-    shared->order[HIGH] = shared->order[LOW] + 64;
     handle(SIGUSR1, on_usr1);
     struct sigaction queued = {.sa_sigaction = on_rt, .sa_flags = SA_SIGINFO | SA_RESTART};
     sigaction(SIGRTMIN + 3, &queued, NULL);
