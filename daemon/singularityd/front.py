@@ -209,6 +209,8 @@ def main() -> int:
     parent = os.getppid()
     channel = socket.socket(fileno=arguments.channel)
     try:
+        if settings.otel.enabled:
+            otel.preload()
         privileges.drop(settings.daemon.user)
         if not privileges.die_with(parent):
             return 0

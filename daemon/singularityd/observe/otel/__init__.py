@@ -19,8 +19,15 @@ def create(settings: OtelSettings, *, reading: Callable[[], Awaitable[Reading]],
 
     Raises ConfigError when the extra is not installed, or when a file that the settings name cannot be used. Loop thread.
     """
-    if not settings.enabled:
-        return None
+    return _exporter()(settings, reading=reading, bus=bus) if settings.enabled else None
+
+
+def preload() -> None:
+    """Import what an exporter needs now: later this process may no longer be able to read it. Raises ConfigError without the extra."""
+    _exporter()
+
+
+def _exporter() -> type[OtelExporter]:
     try:
         from singularityd.observe.otel.exporter import OtelExporter
     except ImportError as error:
@@ -28,4 +35,4 @@ def create(settings: OtelSettings, *, reading: Callable[[], Awaitable[Reading]],
             f"otel.enabled is set, but OpenTelemetry is not installed ({error})",
             hint="pip install 'singularityd[otel]', or set otel.enabled = false",
         ) from None
-    return OtelExporter(settings, reading=reading, bus=bus)
+    return OtelExporter
