@@ -85,7 +85,8 @@ def crowd(quick: bool) -> Row:
         source.write_text(CROWD)
         subprocess.run(["gcc", "-O2", "-pthread", "-o", str(program), str(source), "-ldl"], check=True)
         shared.write_bytes(b"\0" * 4096)
-        environment = dict(os.environ, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        port = free_port()
+        environment = dict(os.environ, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         target = subprocess.Popen([str(program), str(shared), str(library())], env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert target.stdout is not None
@@ -104,7 +105,7 @@ def crowd(quick: bool) -> Row:
                 for _ in range(3 if quick else 10):
                     without.append(gap(1.0))
                     worst[:8] = struct.pack("<Q", 0)
-                    inject(client, "", 0, "point=barrier", "500ms")
+                    inject(client, f"tcp-127.0.0.1:{port}", 0, "point=barrier", "500ms")
                     time.sleep(1.0)
                     during.append(struct.unpack("<Q", worst[:8])[0] / 1e6)
             added = median(during) - median(without)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -118,6 +119,7 @@ def test_a_daemon_that_cannot_load_says_what_to_install(setting: str, said: str)
     environment = dict(os.environ, SINGULARITYD_RUNTIME_DIR=str(place / "run"), SINGULARITYD_STATE_DIR=str(place / "state"))
     words = [str(BIN / "singularityd"), f"--set={setting}", f"--set=metrics.port={free_port()}"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    shutil.rmtree(place)
     assert done.returncode == 69, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -149,3 +151,4 @@ def test_sigterm_while_starting_leaves_nothing(tmp_path: Path) -> None:
         assert process.wait(20) in (0, -signal.SIGTERM)
         left = subprocess.run(["pgrep", "-f", str(starting.runtime)], capture_output=True, text=True, check=False).stdout.split()
         assert left == []
+        shutil.rmtree(starting.place)
