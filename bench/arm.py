@@ -48,7 +48,7 @@ def run(quick: bool) -> list[Row]:
 
 def speed(quick: bool) -> list[Row]:
     """Accepted -> armed and release after the deadline, on a live 4-rank job."""
-    trials = 10 if quick else 100
+    trials = 20 if quick else 300
     asked, late = [], []
     with (
         daemon("faults.per_minute=10000") as running,
@@ -66,8 +66,18 @@ def speed(quick: bool) -> list[Row]:
             time.sleep(0.05)
     p99, over = percentile(asked, 99) * 1000, percentile(late, 99) * 1000
     return [
-        Row("inject accepted -> armed, p99", "<= 50 ms", f"{p99:.1f} ms (median {median(asked) * 1000:.1f})", p99 <= 50),
-        Row("release after the deadline, p99", "<= 20 ms", f"{over:.1f} ms (median {median(late) * 1000:.1f})", over <= 20),
+        Row(
+            "inject accepted -> armed, p99",
+            "<= 50 ms",
+            f"{p99:.1f} ms (median {median(asked) * 1000:.1f}, worst {max(asked) * 1000:.1f})",
+            p99 <= 50,
+        ),
+        Row(
+            "release after the deadline, p99",
+            "<= 20 ms",
+            f"{over:.1f} ms (median {median(late) * 1000:.1f}, worst {max(late) * 1000:.1f})",
+            over <= 20,
+        ),
     ]
 
 

@@ -49,7 +49,7 @@ class DaemonSettings(_Table, frozen=True, kw_only=True):
     """Directory of what is kept over a restart: the journal of faults, what is known of ranks, prepared kernel headers. Absolute."""
     user: Annotated[str, msgspec.Meta(pattern=_USER)] = "singularityd"
     """User of the front, the half that serves the API without privileges. The unit's sysusers file makes it."""
-    nice: Annotated[int, msgspec.Meta(ge=-20, le=19)] = 0
+    nice: Annotated[int, msgspec.Meta(ge=-20, le=19)] = -10
     """Scheduling priority of the daemon, as of nice(1)."""
 
     def __post_init__(self) -> None:

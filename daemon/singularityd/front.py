@@ -211,6 +211,7 @@ def main() -> int:
     try:
         if settings.otel.enabled:
             otel.preload()
+        os.setpriority(os.PRIO_PROCESS, 0, settings.daemon.nice)
         privileges.drop(settings.daemon.user)
         if not privileges.die_with(parent):
             return 0

@@ -164,7 +164,6 @@ class Executor:
         if lock is None:
             return EX_UNAVAILABLE
         self._handle_signals()
-        os.setpriority(os.PRIO_PROCESS, 0, self.settings.nice)
         loader.raise_limits()
         try:
             self._start_front()
@@ -365,6 +364,7 @@ class Executor:
 
     def _put_to_work(self, multi: bool) -> None:
         settings = self.settings
+        os.setpriority(os.PRIO_PROCESS, 0, settings.nice)  # not before: compiling may wait for the ranks
         bpf.update(self._maps["settings"], c.c_uint32(0), abi.Settings(slow_ns=settings.slow_ns))
         for program, name in _RAW_TRACEPOINTS.items():
             if program in self._programs:
@@ -409,7 +409,7 @@ class Executor:
                     os._exit(status)
                 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_DFL)
-                os.nice(10)
+                os.setpriority(os.PRIO_PROCESS, 0, 10)
                 found = capabilities.probe_all(system_python=self.settings.system_python, headers_root=self.settings.headers)
                 states = {"no": 0, "yes": 1, "unknown": 2}
                 for item in found:

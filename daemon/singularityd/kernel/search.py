@@ -203,7 +203,7 @@ def _run(channel: socket.socket, jobs: Sequence[Job], wanted: Sequence[elf.Wante
         # A file that is cut while it is read ends this process by SIGBUS: no core file of a root process for that.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (_CPU_LIMIT, _CPU_LIMIT))
-        os.nice(10)
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
         if os.getppid() == parent:
             # A child that a file system keeps waiting may outlive the executor: no probe and no fault may live on in it.
             _keep_only(channel.fileno())
