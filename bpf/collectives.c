@@ -5,6 +5,7 @@
 #define GLOO_BUFFER_SIZE 16     /* gloo::transport::UnboundBuffer: vtable, void *ptr, size_t size */
 
 BPF_ARRAY(sites, struct site, SITES);
+BPF_ARRAY(layouts, struct layout, LAYOUTS);
 BPF_ARRAY(site_hits, u64, SITES);
 BPF_ARRAY(counters, u64, COUNTERS);
 BPF_ARRAY(settings, struct settings, 1);
@@ -127,6 +128,23 @@ static inline struct comm *find_comm(u32 tgid, u8 backend, u64 address) {
     return c;
 }
 
+/* A communicator that began before the probes: the library's debug information says where it keeps its rank. */
+static inline void recognise(struct comm *c, struct site *s, struct inflight *f) {
+    u32 number = s->layout;
+    struct layout *l = layouts.lookup(&number);
+    if (!l || !l->known) return;
+    u64 identity = 0;
+    s32 rank = -1, size = -1;
+    if (bpf_probe_read_user(&identity, 8, (void *)(f->comm_address + l->identity))) return;
+    bpf_probe_read_user(&rank, 4, (void *)(f->comm_address + l->rank));
+    bpf_probe_read_user(&size, 4, (void *)(f->comm_address + l->size));
+    if (!identity || rank < 0 || size <= 0 || rank >= size) return;      /* not what the debug information promised */
+    c->id = identity; c->rank = rank; c->size = size; c->known = 1;
+    struct event e = {.kind = EVENT_COMM_SEEN, .op = f->op, .backend = f->backend, .tgid = f->tgid, .tid = bpf_get_current_pid_tgid(),
+        .comm = identity, .rank = rank, .size = size};
+    emit(&e);
+}
+
 static inline void arrive(struct comm *c, struct inflight *f, struct site *s, u64 options) {
     u32 seq = c->next;
     if (s->tag_offset) bpf_probe_read_user(&seq, 4, (void *)(options + s->tag_offset));
@@ -243,6 +261,7 @@ int on_call(struct pt_regs *ctx) {
     if (s->id_source) note_init(&a, s, &f);
     else if (f.comm_address) {
         struct comm *c = find_comm(tgid, s->backend, f.comm_address);
+        if (c && !c->known && s->layout && s->op < FIRST_LIFE_OP) recognise(c, s, &f);
         if (c) { f.comm = c->id; if (s->op < FIRST_LIFE_OP) arrive(c, &f, s, first); }
     }
     if (s->kind == SITE_POST) record(&f, s->result, f.started_ns);

@@ -5,6 +5,7 @@
 #include <uapi/linux/ptrace.h>
 
 #define SITES 4096          /* sites in all attached files of the host */
+#define LAYOUTS 256
 #define BUCKETS 28          /* durations: bucket i counts calls shorter than 2^i microseconds, the last one all longer */
 #define ARRIVALS 64         /* arrivals kept for each communicator, by sequence number modulo this */
 #define GROUPS 32           /* gloo contexts of one process that get an ordinal */
@@ -16,7 +17,7 @@ enum comm_source { COMM_NONE = 0, COMM_ARGUMENT = 1, COMM_GLOO_OPTIONS = 2 };
 enum id_source { ID_NONE = 0, ID_BY_VALUE = 1, ID_POINTER = 2, ID_SPLIT = 3 };
 enum counter { EVENTS_SUBMITTED = 0, EVENTS_DROPPED = 1, PROCESS_SUBMITTED = 2, PROCESS_DROPPED = 3, STATS_FULL = 4,
     INFLIGHT_FULL = 5, COMMS_FULL = 6, END_UNMATCHED = 7, SIGNAL_FAILED = 8, DUPLICATE_HITS = 9, COUNTERS = 10 };
-enum event_kind { EVENT_FIRST_CALL = 1, EVENT_INIT = 2, EVENT_ERROR = 3, EVENT_SLOW = 4, EVENT_HIT = 5, EVENT_COMM_END = 6,
+enum event_kind { EVENT_FIRST_CALL = 1, EVENT_INIT = 2, EVENT_ERROR = 3, EVENT_SLOW = 4, EVENT_HIT = 5, EVENT_COMM_END = 6, EVENT_COMM_SEEN = 7,
     EVENT_DYING = 16, EVENT_STOP = 17, EVENT_CONTINUE = 18, EVENT_OOM = 19, EVENT_EXEC = 20 };
 
 /* Where a call's facts stand among its arguments; filled by user space from the library's table (kernel/libraries). Argument
@@ -26,8 +27,11 @@ struct site {
     u16 op;
     u8 count_arg, dtype_arg, comm_arg, out_arg, size_arg, rank_arg, id_arg, result;
     u16 elements_offset, width_offset, tag_offset;   /* into gloo's options, 0: this version's layout is unknown */
-    u32 pad;
+    u32 layout;                                      /* the file's entry in map layouts; 0: none */
 };
+
+/* Where a communicator keeps who it is, from the file's own debug information. */
+struct layout { u32 known, rank, size, identity; };
 
 struct stat_key { u32 tgid; u16 op; u8 backend; u8 result; u64 comm; };
 struct stat { u64 calls, bytes, total_ns, last_ns, buckets[BUCKETS]; };

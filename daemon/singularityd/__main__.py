@@ -86,6 +86,7 @@ def execute(settings: config.Settings) -> NoReturn:
         "expire_after": settings.ranks.expire_after,
         "nice": settings.daemon.nice,
         "scan_interval": kernel.scan_interval,
+        "packages": [path for path in sys.path if path.endswith("-packages")],
     }
     here = str(Path(__file__).resolve().parent.parent)
     os.execv(  # noqa: S606 - the point of this process

@@ -224,6 +224,8 @@ class Watch:
         if record.kind == abi.EVENT_INIT and record.value in (0, 7):
             rank, size = (int(record.rank) if record.rank >= 0 else None), (int(record.size) if record.size > 0 else None)
             self._registry.observe_init(pid, comm=comm, comm_rank=rank, comm_size=size, backend="nccl" if backend == "nccl" else "gloo")
+        elif record.kind == abi.EVENT_COMM_SEEN:
+            self._registry.observe_init(pid, comm=comm, comm_rank=int(record.rank), comm_size=int(record.size), backend="nccl")
         elif record.kind == abi.EVENT_FIRST_CALL:
             self._registry.observe_calls({pid})
         event = collectives.to_event(record, self._registry.by_pid(pid))

@@ -7,6 +7,7 @@ import ctypes as c
 BUCKETS = 28
 ARRIVALS = 64
 SITES = 4096
+LAYOUTS = 256
 
 BACKENDS = {1: "nccl", 2: "gloo"}
 BACKEND_CODES = {name: code for code, name in BACKENDS.items()}
@@ -58,7 +59,7 @@ COUNTERS = (
     "duplicate_hits",
 )
 
-EVENT_FIRST_CALL, EVENT_INIT, EVENT_ERROR, EVENT_SLOW, EVENT_HIT, EVENT_COMM_END = 1, 2, 3, 4, 5, 6
+EVENT_FIRST_CALL, EVENT_INIT, EVENT_ERROR, EVENT_SLOW, EVENT_HIT, EVENT_COMM_END, EVENT_COMM_SEEN = 1, 2, 3, 4, 5, 6, 7
 EVENT_DYING, EVENT_STOP, EVENT_CONTINUE, EVENT_OOM, EVENT_EXEC = 16, 17, 18, 19, 20
 
 
@@ -82,8 +83,14 @@ class Site(c.Structure):
         ("elements_offset", c.c_uint16),
         ("width_offset", c.c_uint16),
         ("tag_offset", c.c_uint16),
-        ("pad", c.c_uint32),
+        ("layout", c.c_uint32),
     )
+
+
+class Layout(c.Structure):
+    """struct layout: offsets in a communicator."""
+
+    _fields_ = (("known", c.c_uint32), ("rank", c.c_uint32), ("size", c.c_uint32), ("identity", c.c_uint32))
 
 
 class StatKey(c.Structure):

@@ -41,7 +41,11 @@ class AttachedFile:
         self.backend = backend
         self.path = path
         self.open_path = open_path
+        self.number = 0
+        """The file's entry in map layouts; 0 once the map is full."""
         self.sites: dict[int, SiteSpec] = {}
+        self.skipped: list[str] = []
+        """Symbols whose first instruction the kernel cannot probe."""
         self.links: list[int] = []
 
     def close(self) -> None:
@@ -64,6 +68,7 @@ class Attacher:
         self._limit = limit
         self._source = 0 if multi else bpf.uprobe_type()
         self._next = 1
+        self._next_file = 1
         self._last_hits: dict[int, int] = {}
         self._last_time = time.monotonic()
         self.files: dict[tuple[int, int, str], AttachedFile] = {}
@@ -81,7 +86,10 @@ class Attacher:
         if self._next + len(wanted) > abi.SITES:
             raise AttachError("too_many_sites", f"more than {abi.SITES} sites: {path} is left out")
         file = AttachedFile((device, inode), table.backend, path, open_path)
+        if self._next_file < abi.LAYOUTS:
+            file.number, self._next_file = self._next_file, self._next_file + 1
         for spec in wanted:
+            spec.site.layout = file.number
             number = c.c_uint32(self._next)
             bpf.update(self._sites_map, number, spec.site)
             file.sites[self._next] = spec
@@ -101,28 +109,55 @@ class Attacher:
             os.close(descriptor)
 
     def _link(self, file: AttachedFile) -> None:
-        begins = [(number, spec) for number, spec in file.sites.items() if spec.site.kind != abi.SITE_END]
-        ends = [(number, spec) for number, spec in file.sites.items() if spec.site.kind == abi.SITE_END]
         # The end of a call must be watched before its beginning, or the first calls would seem to hang for ever.
-        groups = [("on_end", ends, False)]
+        groups = [("on_end", True, False), ("on_call", False, False)]
         if file.backend == "nccl" and self._return_probes:
-            groups.append(("on_return", begins, True))
-        groups.append(("on_call", begins, False))
+            groups.insert(1, ("on_return", False, True))
         try:
-            for program, members, returns in groups:
+            for program, ends, returns in groups:
+                members = [(number, spec) for number, spec in file.sites.items() if (spec.site.kind == abi.SITE_END) is ends]
                 if members:
-                    self._link_group(file, self._programs[program], members, returns)
+                    self._link_group(file, self._programs[program], members, returns=returns)
         except OSError as error:
             file.close()
-            raise AttachError(error.strerror or "unknown", f"{file.path}: {error.strerror}") from error
+            raise AttachError(_reason(error), f"{file.path}: {_words(error)}") from error
 
-    def _link_group(self, file: AttachedFile, program: int, members: list[tuple[int, SiteSpec]], returns: bool) -> None:
+    def _link_group(self, file: AttachedFile, program: int, members: list[tuple[int, SiteSpec]], *, returns: bool) -> None:
+        try:
+            file.links.extend(self._attach(file, program, members, returns=returns))
+        except OSError:
+            # One instruction that cannot be probed (a lock prefix, for example) refuses all of them: leave it out, keep the rest.
+            good = [member for member in members if self._probeable(file, program, member, returns=returns)]
+            if not good:
+                raise
+            kept = {number for number, _ in good}
+            for number, spec in members:
+                if number not in kept:
+                    del file.sites[number]
+                    file.skipped.append(spec.symbol)
+            file.links.extend(self._attach(file, program, good, returns=returns))
+
+    def _probeable(self, file: AttachedFile, program: int, member: tuple[int, SiteSpec], *, returns: bool) -> bool:
+        try:
+            for link in self._attach(file, program, [member], returns=returns):
+                os.close(link)
+        except OSError:
+            return False
+        return True
+
+    def _attach(self, file: AttachedFile, program: int, members: list[tuple[int, SiteSpec]], *, returns: bool) -> list[int]:
         if self._multi:
             offsets = [spec.offset for _, spec in members]
-            file.links.append(bpf.attach_uprobes(program, file.open_path, offsets, [number for number, _ in members], returns=returns))
-            return
-        for number, spec in members:
-            file.links.extend(bpf.attach_uprobe(program, file.open_path, spec.offset, number, returns=returns, source=self._source))
+            return [bpf.attach_uprobes(program, file.open_path, offsets, [number for number, _ in members], returns=returns)]
+        made: list[int] = []
+        try:
+            for number, spec in members:
+                made.extend(bpf.attach_uprobe(program, file.open_path, spec.offset, number, returns=returns, source=self._source))
+        except OSError:
+            for descriptor in made:
+                os.close(descriptor)
+            raise
+        return made
 
     def guard(self) -> list[ShedSite]:
         """Compare hit counters with the last reading and shed sites above the limit; called about once a second."""
@@ -160,3 +195,15 @@ class Attacher:
         for file in self.files.values():
             file.close()
         self.files.clear()
+
+
+_ENOTSUPP = 524
+"""The kernel's own errno for an instruction that it cannot probe; libc has no name for it."""
+
+
+def _reason(error: OSError) -> str:
+    return "instruction" if error.errno == _ENOTSUPP else os.strerror(error.errno or 0)[:31]
+
+
+def _words(error: OSError) -> str:
+    return "the kernel cannot probe an instruction" if error.errno == _ENOTSUPP else str(error.strerror)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from singularityd.kernel import abi, arms, attach, bpf, capabilities, exits, front_child, headers, loader, messages, notify
+from singularityd.kernel import abi, arms, attach, bpf, capabilities, exits, front_child, headers, layouts, loader, messages, notify
 from singularityd.kernel.channel import ChannelClosed
 from singularityd.kernel.discovery import (
     Discovery,
@@ -68,6 +68,7 @@ class Settings(NamedTuple):
     expire_after: float
     nice: int
     scan_interval: float
+    packages: list[str]
 
 
 class Process:
@@ -106,6 +107,7 @@ class Executor:
         self._tables: dict[str, Table] = {table.backend: table for table in tables()}
         self._attacher: attach.Attacher | None = None
         self._arms: arms.Arms | None = None
+        self._layouts: layouts.Layouts | None = None
         self._discovery: Discovery | None = None
         self._started = False
         self._front_ready = False
@@ -174,6 +176,13 @@ class Executor:
         except loader.LoadError as error:
             self.exit_code = EX_UNAVAILABLE
             self._fatal(f"cannot load the probes: {error}", error.remedy)
+        except Exception as error:  # noqa: BLE001 - a defect: one line for people, the place for us; the kernel lets every rank go
+            self.exit_code = EX_SOFTWARE
+            place = error.__traceback__
+            while place is not None and place.tb_next is not None:
+                place = place.tb_next
+            where = f"{Path(place.tb_frame.f_code.co_filename).name}:{place.tb_lineno}" if place is not None else "unknown"
+            self._fatal(f"the executor failed at {where}: {type(error).__name__}: {error}", "this is a defect: report it with this line")
         finally:
             self._stop()
             os.close(lock)
@@ -374,6 +383,7 @@ class Executor:
         )
         limits = arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active)
         self._arms = arms.Arms(maps=self._maps, procfs=self.procfs, loop=self, limits=limits, is_rank=self._is_rank)
+        self._layouts = layouts.Layouts(maps=self._maps, loop=self, packages=settings.packages)
         for name in ("stats", "inflight", "comms", "counters", "held", "process_counters"):
             self._handles.append(messages.MapHandle(writable=0, name=name))
             self._handle_fds.append(bpf.read_only(self._maps[name]))
@@ -483,6 +493,7 @@ class Executor:
         if process is None or self._attacher is None:
             return
         sites, problem = 0, ""
+        new = (item.device, item.inode, item.backend) not in self._attacher.files
         try:
             sites = self._attacher.attach(
                 self._tables[item.backend],
@@ -496,6 +507,14 @@ class Executor:
         except (attach.AttachError, OSError) as error:
             problem = str(error)
             self._fail(item.pid, error.reason if isinstance(error, attach.AttachError) else "open", item.path, problem)
+        structure = self._tables[item.backend].structure
+        if new and not problem and structure and self._layouts is not None:
+            number = self._attacher.files[(item.device, item.inode, item.backend)].number
+            if number:
+                self._layouts.ask(number, item.open_path, structure)
+        if new and not problem:
+            for symbol in self._attacher.files[(item.device, item.inode, item.backend)].skipped:
+                self._fail(item.pid, "instruction", item.path, f"{symbol} begins with an instruction that the kernel cannot probe")
         library = messages.LibraryMapped(
             pid=item.pid,
             start_time=item.start_time,
@@ -576,6 +595,8 @@ class Executor:
         if self._checking:
             os.kill(self._checking, signal.SIGKILL)
             os.waitpid(self._checking, 0)
+        if self._layouts is not None:
+            self._layouts.close()
         if self._discovery is not None:
             self._discovery.close()
         self._front.stop(5.0)

@@ -50,6 +50,7 @@ def families(*, uprobe_multi: bool) -> tuple[Family, ...]:
             (
                 "sites",
                 "site_hits",
+                "layouts",
                 "counters",
                 "settings",
                 "stats",

@@ -12,6 +12,7 @@ from singularityd.kernel import abi, loader
 HEADER = loader.program_sources() / "singularity.h"
 MIRROR = {
     "site": abi.Site,
+    "layout": abi.Layout,
     "stat_key": abi.StatKey,
     "stat": abi.Stat,
     "inflight_key": abi.InflightKey,

@@ -36,6 +36,8 @@ class Table(NamedTuple):
     """A file relative to the library's folder and a pattern in it, for libraries that carry their version beside them."""
     sites: Callable[[Mapping[str, int], str], list[SiteSpec]]
     """(symbol -> file offset, version) -> sites."""
+    structure: str
+    """The structure behind a communicator's pointer, looked up in the file's debug information; empty: none."""
     faults: tuple[str, ...]
     """Patterns that can be done to its calls; the others are refused with `refusal`."""
     refusal: str

@@ -90,6 +90,7 @@ TABLE = Table(
     version=b"",
     version_file=("../version.py", rb"__version__ = '([^']+)'"),
     sites=sites,
+    structure="",
     faults=("timeout",),
     refusal="gloo's functions return void and throw: an error cannot be returned, and skipping a call would pass unreduced data as reduced",
     results=_RESULTS,

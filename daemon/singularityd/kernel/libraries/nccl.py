@@ -110,6 +110,7 @@ TABLE = Table(
     version=rb"NCCL version (\d+\.\d+\.\d+)",
     version_file=("", b""),
     sites=sites,
+    structure="ncclComm",
     faults=("timeout",),
     refusal="",
     results=_RESULTS,
