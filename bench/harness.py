@@ -127,9 +127,7 @@ def job(script: Path, *words: str, ranks: int = 4) -> Iterator[tuple[str, Path]]
     log = Path(tempfile.mkstemp(prefix="singularity-bench-", suffix=".log")[1])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), str(script)]
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, *words], stdout=out, stderr=out, env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-        )
+        process = subprocess.Popen([*command, *words], stdout=out, stderr=out, env=dict(os.environ, OMP_NUM_THREADS="1"))
     try:
         yield f"tcp-127.0.0.1:{port}", log
     finally:

@@ -148,7 +148,7 @@ class Job:
         `wrap` is put before the last rank.
         """
         self.log = place / f"{script.stem}-{time.monotonic_ns()}.log"
-        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+        environment = dict(os.environ, OMP_NUM_THREADS="1")
         port = str(free_port())
         command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", port]
         if plain:

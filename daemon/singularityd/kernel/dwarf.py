@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 _MEMORY = 1 << 30
-"""Bytes of address space of the child, which copies the file's debug sections."""
+"""Bytes of address space that the child, which copies the file's debug sections, may add to those it was born with."""
 _ANSWER = 1 << 16
 _OFFSET_MOST = 1 << 30
 _NESTING_MOST = 8
@@ -107,7 +107,8 @@ def _run(channel: int, parent: int, seconds: float, work: Callable[[], dict[str,
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        most = _address_space() + _MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         # Ends it, too, when the parent is gone before the time is up.
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
         os.nice(10)
@@ -118,6 +119,12 @@ def _run(channel: int, parent: int, seconds: float, work: Callable[[], dict[str,
         pass
     finally:
         os._exit(status)
+
+
+def _address_space() -> int:
+    """Bytes; a fork is born with all of its parent's, much of it stacks and arenas of threads it does not have."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _offsets(descriptor: int, name: str, fields: Sequence[str]) -> dict[str, int]:

@@ -1,13 +1,13 @@
 """A job of small all-reduces; prints one JSON line for each step and rank."""
 
 import argparse
-import json
 import os
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+from saying import say
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=0)
@@ -18,19 +18,19 @@ options = parser.parse_args()
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-print(json.dumps({"rank": rank, "pid": os.getpid()}), flush=True)
+say(rank=rank, pid=os.getpid())
 time.sleep(options.wait)
 step = 0
 try:
     while not options.steps or step < options.steps:
         began = time.monotonic()
         dist.all_reduce(torch.ones(options.elements))
-        print(json.dumps({"rank": rank, "step": step, "seconds": round(time.monotonic() - began, 4)}), flush=True)
+        say(rank=rank, step=step, seconds=round(time.monotonic() - began, 4))
         step += 1
         time.sleep(options.pause)
     dist.barrier()
 except RuntimeError as error:
-    print(json.dumps({"rank": rank, "caught": type(error).__name__, "text": str(error)[:200]}), flush=True)
+    say(rank=rank, caught=type(error).__name__, text=str(error)[:200])
     time.sleep(2)
     sys.exit(3)
 dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import subprocess
@@ -32,6 +33,7 @@ int use(struct ncclComm *comm, struct other *other) { return comm->rank + other-
 size_t places[] = { offsetof(struct ncclComm, rank), offsetof(struct ncclComm, nRanks), offsetof(struct ncclComm, commHash),
                     offsetof(struct ncclComm, opCount) };
 """
+MAP_NORESERVE = 0x4000
 PLACES = {"rank": 112, "nRanks": 116, "commHash": 104, "opCount": 136}
 
 
@@ -81,6 +83,12 @@ def test_the_real_libnccl() -> None:
     assert found["nRanks"] == found["rank"] + 4
     assert found["commHash"] % 8 == found["opCount"] % 8 == 0
     assert time.perf_counter() - start < 5
+
+
+def test_a_caller_of_a_large_address_space(tmp_path: Path) -> None:
+    """The limit is on what the child adds: a caller with many threads or arenas gets its answer all the same."""
+    with mmap.mmap(-1, 4 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE), opened(build(tmp_path, "-g")) as descriptor:
+        assert dwarf.struct_offsets(descriptor, "ncclComm", FIELDS, 10) == PLACES
 
 
 def test_late_is_empty_and_leaves_no_child() -> None:
