@@ -78,6 +78,7 @@ def execute(settings: config.Settings) -> NoReturn:
         "slow_ns": round(kernel.slow_call * 1e9),
         "guard_limit": kernel.guard_hits if kernel.guard else 0,
         "return_probes": kernel.return_probes,
+        "linger": kernel.linger,
         "event_pages": kernel.event_pages,
         "process_pages": kernel.process_pages,
         "faults_enabled": faults.enabled,

@@ -77,6 +77,9 @@ class KernelSettings(_Table, frozen=True, kw_only=True):
     """Memory pages of the ring buffer for processes' events. A power of two."""
     return_probes: bool = True
     """Also probe the return of NCCL's calls. Off: calls are counted, without durations and results."""
+    linger: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60.0
+    """Seconds for which a library keeps its probes after the last process that mapped it ended, so that the next job is seen from its
+    first call. They hold the library's mount meanwhile."""
     scan_interval: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = 1.0
     """Seconds between two looks for new processes and libraries, between those that events ask for."""
 

@@ -149,6 +149,8 @@ class Job:
         """
         self.log = place / f"{script.stem}-{time.monotonic_ns()}.log"
         environment = dict(os.environ, OMP_NUM_THREADS="1")
+        self.gate = self.log.with_suffix(".gate")
+        environment["TEST_GATE"] = str(self.gate)
         port = str(free_port())
         command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", port]
         if plain:
@@ -161,6 +163,12 @@ class Job:
                 [*command, str(script), *words], env=environment, stdout=log, stderr=log, start_new_session=True
             )
         self.job = f"tcp-{address}:{port}"
+
+    def go(self, daemon: Daemon, ranks: int = 4) -> None:
+        """Open the gate that the job's ranks wait at, once all of them are watched."""
+        until(lambda: sorted(daemon.ranks(self.job)) == list(range(ranks)), 90)
+        until(lambda: all(row["libraries"] for row in daemon.ranks(self.job).values()), 30)
+        self.gate.touch()
 
     def lines(self) -> list[dict[str, Any]]:
         """The JSON lines the job has printed."""
@@ -209,6 +217,26 @@ def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield start
     for job in started:
         job.stop()
+
+
+@pytest.fixture
+def workshop(daemon: Daemon) -> Iterator[Any]:
+    from workshop import Workshop
+
+    place = Path(tempfile.mkdtemp(prefix="singularity-reports-"))
+    place.chmod(0o755)
+    shop = Workshop(place, daemon)
+    yield shop
+    shop.end()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def counted(daemon: Daemon) -> Callable[..., float]:
+    def count(job: str, **labels: str) -> float:
+        return daemon.metric("singularity_collective_calls_total", job_id=job, op="allreduce", **labels)
+
+    return count
 
 
 def threads_run(pid: int) -> bool:

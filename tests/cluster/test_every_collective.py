@@ -23,6 +23,7 @@ EXPECTED = {
 
 def test_calls_and_bytes_of_every_collective(daemon: Daemon, jobs: Start) -> None:
     job = jobs("collectives.py", ranks=3)
+    job.go(daemon, 3)
     until(lambda: sum("done" in line for line in job.lines()) == 3, 120)
 
     for rank in range(3):

@@ -32,7 +32,8 @@ def bpftrace(place: Path) -> subprocess.Popen[bytes]:
 def test_counts_equal_bpftraces_on_the_same_symbol(daemon: Daemon, jobs: Start, tmp_path: Path) -> None:
     counting = bpftrace(tmp_path)
     try:
-        job = jobs("steps.py", "--steps", "97", "--pause", "0", "--wait", "3")
+        job = jobs("steps.py", "--steps", "97", "--pause", "0", "--gate")
+        job.go(daemon)
         assert job.process.wait(120) == 0, job.log.read_text()
         pids = {line["rank"]: line["pid"] for line in job.lines() if "pid" in line}
     finally:

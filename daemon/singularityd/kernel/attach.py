@@ -1,11 +1,13 @@
-"""Attaches the programs to library files, once for each (device, inode), and detaches what is hit too often.
+"""Attaches the programs to library files, once for each (device, inode), and detaches what is hit too often or used by nobody.
 
 A probe is inode-wide: it fires in every process that maps the file, now or later, in any container. Two links on one place would
-count double, so files are known by device and inode, never by path. Executor only, single thread.
+count double, so files are known by device and inode, never by path. A link holds the file's mount, so a file that no process maps
+any more is let go after a while: long enough that the next job of a queue is seen from its first call. Executor only, single thread.
 """
 
 from __future__ import annotations
 
+import collections
 import ctypes as c
 import os
 import time
@@ -13,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from singularityd.kernel import abi, bpf
+from singularityd.kernel.changes import Changes
+from singularityd.kernel.discovery import LibraryFound
 from singularityd.kernel.libraries import SiteSpec, Table
 
 
@@ -33,6 +37,22 @@ class ShedSite(NamedTuple):
     rate: int
 
 
+class _Numbers:
+    """Free entries of a kernel array, 1 and up; the one freed the longest is taken next."""
+
+    def __init__(self, size: int) -> None:
+        self._free = collections.deque(range(1, size))
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        return self._free.popleft()
+
+    def give(self, number: int) -> None:
+        self._free.append(number)
+
+
 class AttachedFile:
     """The links of one file and the sites behind them."""
 
@@ -44,9 +64,19 @@ class AttachedFile:
         self.number = 0
         """The file's entry in map layouts; 0 once the map is full."""
         self.sites: dict[int, SiteSpec] = {}
+        self.numbers: list[int] = []
+        """Entries of map sites that are this file's, also for sites that were skipped or shed."""
         self.skipped: list[str] = []
         """Symbols whose first instruction the kernel cannot probe."""
         self.links: list[int] = []
+        self.users: set[int] = set()
+        """Pids that map it."""
+        self.unused_since = 0.0
+        """Monotonic seconds; meaningful while there are no users."""
+        self.content: tuple[int, ...] = ()
+        """Changes with the bytes of the file: (mtime in ns, size)."""
+        self.watch = 0
+        """The number by which a change is told; 0: it is not."""
 
     def close(self) -> None:
         """Detach; waits for a grace period in the kernel."""
@@ -67,42 +97,107 @@ class Attacher:
         self._return_probes = return_probes
         self._limit = limit
         self._source = 0 if multi else bpf.uprobe_type()
-        self._next = 1
-        self._next_file = 1
+        self._numbers = _Numbers(abi.SITES)
+        self._file_numbers = _Numbers(abi.LAYOUTS)
+        self._layouts_map = maps["layouts"]
         self._last_hits: dict[int, int] = {}
         self._last_time = time.monotonic()
+        self._changes = Changes()
         self.files: dict[tuple[int, int, str], AttachedFile] = {}
+
+    def fileno(self) -> int:
+        """Readable when an attached file was written to; -1 where the kernel cannot tell."""
+        return self._changes.fileno()
 
     def attached(self, backend: str) -> int:
         """Sites of a backend in all files."""
         return sum(len(file.sites) for file in self.files.values() if file.backend == backend)
 
-    def attach(self, table: Table, *, device: int, inode: int, path: str, open_path: str, symbols: Mapping[str, int], version: str) -> int:
-        """Attach one library of one file; returns its number of sites. A file attached before stays as it is."""
-        key = (device, inode, table.backend)
-        if key in self.files:
-            return len(self.files[key].sites)
-        wanted = table.sites(symbols, version)
-        if self._next + len(wanted) > abi.SITES:
-            raise AttachError("too_many_sites", f"more than {abi.SITES} sites: {path} is left out")
-        file = AttachedFile((device, inode), table.backend, path, open_path)
-        if self._next_file < abi.LAYOUTS:
-            file.number, self._next_file = self._next_file, self._next_file + 1
+    def attach(self, table: Table, found: LibraryFound) -> AttachedFile:
+        """Attach one library of one file, for one more process. A file attached before stays as it is, unless its bytes are others."""
+        key = (found.device, found.inode, table.backend)
+        file = self.files.get(key)
+        if file is not None and file.content != found.file_key[2:]:
+            self.detach(file)
+            file = None
+        if file is None:
+            file = self._attach_file(table, found)
+            self.files[key] = file
+        file.users.add(found.pid)
+        return file
+
+    def _attach_file(self, table: Table, found: LibraryFound) -> AttachedFile:
+        wanted = table.sites(found.symbols, found.version)
+        if len(wanted) > len(self._numbers):
+            self.expire(0.0)
+        if len(wanted) > len(self._numbers):
+            raise AttachError("too_many_sites", f"more than {abi.SITES} sites: {found.path} is left out")
+        file = AttachedFile((found.device, found.inode), table.backend, found.path, found.open_path)
+        file.content = found.file_key[2:]
+        file.watch = self._changes.add(found.open_path)
+        file.number = self._file_numbers.take() if len(self._file_numbers) else 0
         for spec in wanted:
             spec.site.layout = file.number
-            number = c.c_uint32(self._next)
-            bpf.update(self._sites_map, number, spec.site)
-            file.sites[self._next] = spec
-            self._next += 1
-        self._read_pages(file)
-        self._link(file)
-        self.files[key] = file
-        return len(file.sites)
+            number = self._numbers.take()
+            bpf.update(self._sites_map, c.c_uint32(number), spec.site)
+            file.sites[number] = spec
+            file.numbers.append(number)
+        try:
+            self._read_pages(file)
+            self._link(file)
+        except (AttachError, OSError):
+            self._free(file)
+            raise
+        return file
+
+    def leave(self, pid: int) -> None:
+        """A process is gone, or maps other files now."""
+        for file in self.files.values():
+            if pid in file.users:
+                file.users.remove(pid)
+                file.unused_since = time.monotonic()
+
+    def expire(self, linger: float) -> list[AttachedFile]:
+        """Detach what nobody has mapped for `linger` seconds."""
+        now = time.monotonic()
+        late = [file for file in self.files.values() if not file.users and now - file.unused_since >= linger]
+        for file in late:
+            self.detach(file)
+        return late
+
+    def detach_changed(self) -> list[AttachedFile]:
+        """Detach what was written to: the next process that maps it must not find breakpoints where other bytes stand."""
+        written = self._changes.read()
+        changed = [file for file in self.files.values() if file.watch in written or (0 in written and not file.users)]
+        for file in changed:
+            self.detach(file)
+        return changed
+
+    def detach(self, file: AttachedFile) -> None:
+        """Take all probes of a file away, and free their numbers."""
+        file.close()
+        self._free(file)
+        del self.files[(*file.key, file.backend)]
+        if all(other.watch != file.watch for other in self.files.values()):
+            self._changes.remove(file.watch)
+
+    def _free(self, file: AttachedFile) -> None:
+        for number in file.numbers:
+            self._numbers.give(number)
+        file.numbers.clear()
+        file.sites.clear()
+        if file.number:
+            bpf.update(self._layouts_map, c.c_uint32(file.number), abi.Layout())
+            self._file_numbers.give(file.number)
+            file.number = 0
 
     def _read_pages(self, file: AttachedFile) -> None:
         # A probe on a page that is not in the page cache makes the kernel read it inside mmap: ext4 then warns and taints (5.10-6.x).
         descriptor = os.open(file.open_path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            state = os.fstat(descriptor)
+            if (state.st_mtime_ns, state.st_size) != file.content:
+                raise AttachError("changed", f"{file.path} was written to while it was looked at")
             for spec in file.sites.values():
                 os.pread(descriptor, 16, spec.offset)
         finally:
@@ -195,6 +290,7 @@ class Attacher:
         for file in self.files.values():
             file.close()
         self.files.clear()
+        self._changes.close()
 
 
 _ENOTSUPP = 524

@@ -60,6 +60,7 @@ class Settings(NamedTuple):
     slow_ns: int
     guard_limit: int
     return_probes: bool
+    linger: float
     event_pages: int
     process_pages: int
     faults_enabled: bool
@@ -381,6 +382,8 @@ class Executor:
         self._attacher = attach.Attacher(
             self._programs, self._maps, multi=multi, return_probes=settings.return_probes, limit=settings.guard_limit
         )
+        if self._attacher.fileno() >= 0:
+            self.watch(self._attacher.fileno(), self._on_changed)
         limits = arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active)
         self._arms = arms.Arms(maps=self._maps, procfs=self.procfs, loop=self, limits=limits, is_rank=self._is_rank)
         self._layouts = layouts.Layouts(maps=self._maps, loop=self, packages=settings.packages)
@@ -468,6 +471,8 @@ class Executor:
                 self._on_library(item)
             elif isinstance(item, ProcessGone):
                 self._on_gone(item.pid)
+            elif isinstance(item, ProcessExeced):
+                self._on_exec(item.pid)
             elif isinstance(item, SearchFailed):
                 self._fail(0, "search", item.path, item.reason)
         if found:
@@ -488,33 +493,32 @@ class Executor:
             self.watch(process.pidfd, lambda: self._on_gone(item.pid))
         self.send(process.seen)
 
+    def _on_exec(self, pid: int) -> None:
+        """Another program, or the library unmapped; what it maps from here on is told anew."""
+        process = self._processes.get(pid)
+        if process is not None and self._attacher is not None:
+            process.libraries.clear()
+            self._attacher.leave(pid)
+
+    def _on_changed(self) -> None:
+        assert self._attacher is not None
+        for file in self._attacher.detach_changed():
+            for pid in file.users:
+                self._sweep(pid)
+            words = "it was written to in place while probes were attached: they are gone, a process that maps it from now on gets new ones"
+            self._fail(0, "changed", file.path, words)
+        self._tell_attached()
+
     def _on_library(self, item: LibraryFound) -> None:
         process = self._processes.get(item.pid)
         if process is None or self._attacher is None:
             return
         sites, problem = 0, ""
-        new = (item.device, item.inode, item.backend) not in self._attacher.files
         try:
-            sites = self._attacher.attach(
-                self._tables[item.backend],
-                device=item.device,
-                inode=item.inode,
-                path=item.path,
-                open_path=item.open_path,
-                symbols=item.symbols,
-                version=item.version,
-            )
+            sites = self._attach(item)
         except (attach.AttachError, OSError) as error:
             problem = str(error)
             self._fail(item.pid, error.reason if isinstance(error, attach.AttachError) else "open", item.path, problem)
-        structure = self._tables[item.backend].structure
-        if new and not problem and structure and self._layouts is not None:
-            number = self._attacher.files[(item.device, item.inode, item.backend)].number
-            if number:
-                self._layouts.ask(number, item.open_path, structure)
-        if new and not problem:
-            for symbol in self._attacher.files[(item.device, item.inode, item.backend)].skipped:
-                self._fail(item.pid, "instruction", item.path, f"{symbol} begins with an instruction that the kernel cannot probe")
         library = messages.LibraryMapped(
             pid=item.pid,
             start_time=item.start_time,
@@ -528,6 +532,20 @@ class Executor:
         )
         process.libraries[(item.device, item.inode, item.backend)] = library
         self.send(library)
+
+    def _attach(self, item: LibraryFound) -> int:
+        """Number of sites; what a file needs once is done with the first process that maps it."""
+        assert self._attacher is not None
+        table = self._tables[item.backend]
+        before = self._attacher.files.get((item.device, item.inode, item.backend))
+        file = self._attacher.attach(table, item)
+        if file is before:
+            return len(file.sites)
+        if table.structure and self._layouts is not None and file.number:
+            self._layouts.ask(file.number, item.open_path, table.structure, still=lambda: file.number != 0)
+        for symbol in file.skipped:
+            self._fail(item.pid, "instruction", item.path, f"{symbol} begins with an instruction that the kernel cannot probe")
+        return len(file.sites)
 
     def _fail(self, pid: int, reason: str, path: str, text: str) -> None:
         failure = messages.AttachFailed(pid=pid, reason=reason, path=path, words=text)
@@ -550,6 +568,8 @@ class Executor:
             os.close(process.pidfd)
         if self._arms is not None:
             self._arms.on_exit(pid)
+        if self._attacher is not None:
+            self._attacher.leave(pid)
         bpf.delete(self._maps["ranks"], c.c_uint32(pid))
         self._sweep(pid)
         start = process.start_time
@@ -577,12 +597,13 @@ class Executor:
         notify.watchdog()
         if self._attacher is None:
             return
+        expired = self._attacher.expire(self.settings.linger)
         sheds = self._attacher.guard()
         for shed in sheds:
             line = messages.Shed(rate=shed.rate, limit=self.settings.guard_limit, backend=shed.backend, symbol=shed.symbol, path=shed.path)
             self._sheds.append(line)
             self.send(line)
-        if sheds:
+        if sheds or expired:
             self._tell_attached()
 
     # --- stop ------------------------------------------------------------------------------------------------------------------

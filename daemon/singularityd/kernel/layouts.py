@@ -42,8 +42,8 @@ class Layouts:
         self._packages = packages
         self._children: set[int] = set()
 
-    def ask(self, number: int, open_path: str, structure: str) -> None:
-        """Look the structure up in a file; the answer goes into entry `number` of the map."""
+    def ask(self, number: int, open_path: str, structure: str, *, still: Callable[[], bool]) -> None:
+        """Look the structure up in a file; the answer goes into entry `number` of the map, if that is `still` the file's by then."""
         reading, writing = socket.socketpair()
         parent = os.getpid()
         child = os.fork()
@@ -52,7 +52,7 @@ class Layouts:
         writing.close()
         reading.setblocking(False)
         self._children.add(child)
-        self._loop.watch(reading.fileno(), lambda: self._on_answer(reading, child, number))
+        self._loop.watch(reading.fileno(), lambda: self._on_answer(reading, child, number, still))
 
     def _child(self, channel: socket.socket, parent: int, open_path: str, structure: str) -> None:
         status = 1
@@ -71,7 +71,7 @@ class Layouts:
         finally:
             os._exit(status)
 
-    def _on_answer(self, reading: socket.socket, child: int, number: int) -> None:
+    def _on_answer(self, reading: socket.socket, child: int, number: int, still: Callable[[], bool]) -> None:
         data = reading.recv(4096)
         self._loop.forget(reading.fileno())
         reading.close()
@@ -83,7 +83,8 @@ class Layouts:
         except (ValueError, KeyError, TypeError):
             return
         rank, size, identity = offsets
-        bpf.update(self._map, c.c_uint32(number), abi.Layout(known=1, rank=rank, size=size, identity=identity))
+        if still():
+            bpf.update(self._map, c.c_uint32(number), abi.Layout(known=1, rank=rank, size=size, identity=identity))
 
     def close(self) -> None:
         """End the children that still look."""

@@ -6,9 +6,8 @@ executor is descriptors. Executor only, single thread.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
-import os
 import select
 import signal
 import socket
@@ -181,14 +180,11 @@ def explain(words: str) -> tuple[str, str]:
 
 
 def raise_limits() -> None:
-    """Kernels before 5.11 account maps to RLIMIT_MEMLOCK; later ones ignore it."""
+    """Kernels before 5.11 account maps to RLIMIT_MEMLOCK; later ones ignore it. Capability `memlock` says whether it suffices."""
     import resource
 
-    try:
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    except (OSError, ValueError) as error:
-        code = getattr(error, "errno", errno.EPERM)
-        os.write(2, f"memlock limit stays: {os.strerror(code or errno.EPERM)}\n".encode())
 
 
 def program_sources() -> Path:

@@ -1,16 +1,16 @@
-"""Every collective of gloo, with sizes that tell them apart; waits to be found first, and leaves by a barrier."""
+"""Every collective of gloo, with sizes that tell them apart; waits at the gate first, and leaves by a barrier."""
 
 import os
 import time
 
 import torch
 import torch.distributed as dist
-from saying import say
+from saying import say, wait_at_gate
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 say(rank=rank, pid=os.getpid())
-time.sleep(5)
+wait_at_gate()
 dist.all_reduce(torch.ones(1000))
 dist.broadcast(torch.ones(500, dtype=torch.float64), 0)
 dist.all_gather([torch.zeros(300) for _ in range(world)], torch.ones(300))

@@ -7,19 +7,20 @@ import time
 
 import torch
 import torch.distributed as dist
-from saying import say
+from saying import say, wait_at_gate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=0)
 parser.add_argument("--pause", type=float, default=0.05)
-parser.add_argument("--wait", type=float, default=0.0)
+parser.add_argument("--gate", action="store_true")
 parser.add_argument("--elements", type=int, default=1000)
 options = parser.parse_args()
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 say(rank=rank, pid=os.getpid())
-time.sleep(options.wait)
+if options.gate:
+    wait_at_gate()
 step = 0
 try:
     while not options.steps or step < options.steps:
