@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from singularityd import __version__, config, privileges
+from singularityd.config import FRONT_SETTINGS
 from singularityd.errors import ConfigError, NotPermitted, SingularityError
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from singularityd.kernel.executor import main; raise SystemExit(main())"
@@ -67,7 +68,7 @@ def reachable(place: Path, user: str, uid: int, gid: int) -> None:
 
 def execute(settings: config.Settings) -> NoReturn:
     """Become the executor."""
-    front = [sys.executable, "-m", "singularityd.front", "--settings", msgspec.json.encode(settings).decode()]
+    front = [sys.executable, "-m", "singularityd.front"]
     kernel, faults = settings.kernel, settings.faults
     slim = {
         "runtime_dir": settings.daemon.runtime_dir,
@@ -90,8 +91,10 @@ def execute(settings: config.Settings) -> NoReturn:
         "packages": [path for path in sys.path if path.endswith("-packages")],
     }
     here = str(Path(__file__).resolve().parent.parent)
-    os.execv(  # noqa: S606 - the point of this process
-        sys.executable, [sys.executable, "-E", "-S", "-c", _BOOT, here, json.dumps(slim)]
+    # Through the environment: everybody on the host can read arguments, and a header may carry a token.
+    environment = dict(os.environ, **{FRONT_SETTINGS: msgspec.json.encode(settings).decode()})
+    os.execve(  # noqa: S606 - the point of this process
+        sys.executable, [sys.executable, "-E", "-S", "-c", _BOOT, here, json.dumps(slim)], environment
     )
 
 

@@ -28,6 +28,8 @@ DEFAULT_PATH = Path("/etc/singularityd/config.toml")
 PATH_VARIABLE = "SINGULARITYD_CONFIG"
 VARIABLES = {"SINGULARITYD_RUNTIME_DIR": "daemon.runtime_dir", "SINGULARITYD_STATE_DIR": "daemon.state_dir"}
 """Environment variable -> the setting it sets. An empty value counts as not set."""
+FRONT_SETTINGS = "_SINGULARITYD_SETTINGS"
+"""Environment variable by which the front gets all settings from the process that read them; not for users."""
 
 _LONGEST_RUNTIME_DIR = 107 - len("/control.sock")  # a unix socket's path has 108 bytes, a NUL included
 _ABSOLUTE = r"^/[^\x00\n]*\Z"

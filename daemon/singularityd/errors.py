@@ -13,6 +13,7 @@ SingularityError
 |   +-- NotAllowed
 |   +-- AlreadyArmed
 |   +-- RankGone
+|   +-- NotWatched
 |   +-- TracedByAnother
 |   +-- CannotStop
 |   +-- JournalUnavailable
@@ -114,6 +115,12 @@ class RankGone(Refused):
     """Raised when the rank exited or exec'ed between naming it and arming it."""
 
     code = "rank_gone"
+
+
+class NotWatched(Refused):
+    """Raised when no probe stands on the calls asked for, so that the fault would do nothing."""
+
+    code = "not_watched"
 
 
 class TracedByAnother(Refused):

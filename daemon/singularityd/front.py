@@ -1,7 +1,7 @@
 """The front: constructs everything without privilege, and decides the order of start and stop.
 
-Started by the executor as `python -m singularityd.front --settings JSON --channel FD`. It imports what it needs as root (the
-interpreter may lie where its own user cannot read), then becomes that user for good, then listens.
+Started by the executor as `python -m singularityd.front --channel FD`, with the settings as JSON in its environment. It imports what
+it needs as root (the interpreter may lie where its own user cannot read), then becomes that user for good, then listens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import structlog
 from singularityd import privileges
 from singularityd.api.ports import CheckUp, NodeStatus, Ports
 from singularityd.api.server import ApiServer
-from singularityd.config import Settings
+from singularityd.config import FRONT_SETTINGS, Settings
 from singularityd.errors import SingularityError
 from singularityd.faults import spec
 from singularityd.faults.journal import Journal
@@ -201,10 +201,9 @@ async def _run(settings: Settings, channel: socket.socket) -> int:
 def main() -> int:
     """Entry of the front."""
     parser = argparse.ArgumentParser(prog="singularityd-front")
-    parser.add_argument("--settings", required=True)
     parser.add_argument("--channel", type=int, required=True)
     arguments = parser.parse_args()
-    settings = msgspec.json.decode(arguments.settings, type=Settings)
+    settings = msgspec.json.decode(os.environ.pop(FRONT_SETTINGS), type=Settings)
     log.setup(settings.log)
     parent = os.getppid()
     channel = socket.socket(fileno=arguments.channel)

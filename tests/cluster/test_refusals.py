@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ def ranks(daemon: Daemon, job: Job) -> dict[int, dict]:
         (("--rank", "1", "timeout", "--for", "5parsecs"), 2, "5parsecs"),
         (("--rank", "1", "timeout", "--for", "3h"), 2, "3h"),
         (("--rank", "1", "timeout", "--for", "90s"), 1, "faults.max_duration"),
+        (("--rank", "1", "timeout", "point=reduce_scatter"), 1, "no reduce_scatter call of process"),
         (("--rank", "-1", "timeout"), 2, "rank"),
         (("timeout",), 2, "--rank"),
     ],
@@ -82,7 +84,7 @@ def test_a_rank_that_another_tracer_has_is_refused_by_the_tracers_name(daemon: D
 
 
 def test_waiting_for_a_call_that_is_never_made_says_so(daemon: Daemon, job: Job, ranks: dict) -> None:
-    done = daemon.ctl("inject", "--job", job.job, "--rank", "1", "timeout", "point=reduce_scatter", "--for", "1s", "--wait")
+    done = daemon.ctl("inject", "--job", job.job, "--rank", "1", "timeout", "point=broadcast", "--for", "1s", "--wait")
     assert done.returncode == 5
     assert "0 hits" in done.stdout + done.stderr
 
@@ -111,7 +113,11 @@ def test_without_a_daemon_the_exit_code_is_4(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "said"),
-    [("kernel.headers=/var/empty-headers", "kernel.headers"), ("kernel.system_python=/nonexistent/python", "system_python")],
+    [
+        ("kernel.headers=/var/empty-headers", "kernel.headers"),
+        ("kernel.system_python=/nonexistent/python", "system_python"),
+        (f"kernel.system_python={sys.executable}", "python3-bpfcc"),  # a Python without bcc
+    ],
 )
 def test_a_daemon_that_cannot_load_says_what_to_install(setting: str, said: str) -> None:
     place = Path(tempfile.mkdtemp(prefix="singularity-test-"))

@@ -26,8 +26,9 @@ CALLER = r"""
 #include <stdlib.h>
 #include <unistd.h>
 #include <sys/wait.h>
-/* caller LIBRARY CALLS WAIT_BEFORE_DLOPEN FORKS: says "loaded", waits for a line, calls, in forked children too, says "done" */
+/* caller LIBRARY CALLS WAIT_BEFORE_DLOPEN FORKS PAUSE: says "loaded", waits for a line, calls, in forked children too, says "done" */
 int main(int argc, char **argv) {
+    int pause = atof(argv[5]) * 1e6;
     usleep(atof(argv[3]) * 1e6);
     void *library = dlopen(argv[1], RTLD_NOW);
     if (!library) { puts(dlerror()); return 1; }
@@ -38,7 +39,7 @@ int main(int argc, char **argv) {
         for (int j = 0; j < atoi(argv[2]); j++) call(0, 0, 8, 7, 0, 0, 0);
         _exit(0);
     }
-    for (int j = 0; j < atoi(argv[2]); j++) call(0, 0, 8, 7, 0, 0, 0);
+    for (int j = 0; j < atoi(argv[2]); j++) { call(0, 0, 8, 7, 0, 0, 0); if (pause) usleep(pause); }
     while (wait(0) > 0);
     puts("done"); fflush(stdout);
     sleep(60);
@@ -72,11 +73,11 @@ class Workshop:
         subprocess.run(["gcc", "-O1", "-g", "-shared", "-fPIC", "-o", str(result), str(source)], check=True)
         return result
 
-    def call(self, library: Path, calls: int, *prefix: str, load: float = 0.0, forks: int = 0) -> Caller:
+    def call(self, library: Path, calls: int, *prefix: str, load: float = 0.0, forks: int = 0, pause: float = 0.0) -> Caller:
         """Start a caller that is rank 0 of a job of its own."""
         port = str(free_port())
         environment = dict(os.environ, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        words = [*prefix, str(self.place / "caller"), str(library), str(calls), str(load), str(forks)]
+        words = [*prefix, str(self.place / "caller"), str(library), str(calls), str(load), str(forks), str(pause)]
         process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.callers.append(Caller(f"tcp-127.0.0.1:{port}", process.pid, process))
         return self.callers[-1]

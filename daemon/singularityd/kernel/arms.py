@@ -58,13 +58,24 @@ class ArmedFault:
 class Arms:
     """All faults of this host."""
 
-    def __init__(self, *, maps: Mapping[str, int], procfs: ProcFs, loop: Loop, limits: Limits, is_rank: Callable[[int, int], bool]) -> None:
+    def __init__(
+        self,
+        *,
+        maps: Mapping[str, int],
+        procfs: ProcFs,
+        loop: Loop,
+        limits: Limits,
+        is_rank: Callable[[int, int], bool],
+        unwatched: Callable[[int, int, int], str],
+    ) -> None:
+        """`is_rank` is asked (pid, start time); `unwatched` (pid, point, backend) says why no such call can be hit, or nothing."""
         self._inject_map = maps["inject_config"]
         self._held_map = maps["held"]
         self._procfs = procfs
         self._loop = loop
         self._limits = limits
         self._is_rank = is_rank
+        self._unwatched = unwatched
         self._faults: dict[int, ArmedFault] = {}
 
     def __len__(self) -> int:
@@ -104,6 +115,8 @@ class Arms:
             return "bad_option", "probability, point or backend out of range", ""
         if not self._is_rank(int(order.pid), int(order.start_time)):
             return "rank_gone", f"process {order.pid} is no rank of this host", "see singularityctl ranks"
+        if why := self._unwatched(int(order.pid), int(order.point), int(order.backend)):
+            return "not_watched", why, "singularityctl status shows what is probed; another point, or kernel.guard = false, may reach it"
         if order.fault in self._faults or any(fault.pid == order.pid for fault in self._faults.values()):
             return "already_armed", f"process {order.pid} already has a fault", "singularityctl clear ends it"
         if len(self._faults) >= limits.max_active:

@@ -68,6 +68,8 @@ class AttachedFile:
         """Entries of map sites that are this file's, also for sites that were skipped or shed."""
         self.skipped: list[str] = []
         """Symbols whose first instruction the kernel cannot probe."""
+        self.shed: list[str] = []
+        """Symbols that the guard took away."""
         self.links: list[int] = []
         self.users: set[int] = set()
         """Pids that map it."""
@@ -77,6 +79,10 @@ class AttachedFile:
         """Changes with the bytes of the file: (mtime in ns, size)."""
         self.watch = 0
         """The number by which a change is told; 0: it is not."""
+
+    def reaches(self, point: int) -> bool:
+        """Whether a call of this kind carries a probe; 0 is any call."""
+        return any(spec.site.kind != abi.SITE_END and point in (0, spec.site.op) for spec in self.sites.values())
 
     def close(self) -> None:
         """Detach; waits for a grace period in the kernel."""
@@ -276,7 +282,7 @@ class Attacher:
         gone = [ShedSite(file.backend, file.sites[number].symbol, file.path, rate) for number, rate in hot.items()]
         ends = any(file.sites[number].site.kind == abi.SITE_END for number in hot)
         for number in hot:
-            del file.sites[number]
+            file.shed.append(file.sites.pop(number).symbol)
         # Begins without their ends would look like calls that never return.
         if ends or not any(spec.site.kind == abi.SITE_CALL for spec in file.sites.values()):
             file.sites.clear()

@@ -196,7 +196,8 @@ class Executor:
         path = Path(self.settings.state_dir) / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A record lock: the children that are forked for a search or a trial do not hold it, so it ends with this process.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
@@ -385,7 +386,9 @@ class Executor:
         if self._attacher.fileno() >= 0:
             self.watch(self._attacher.fileno(), self._on_changed)
         limits = arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active)
-        self._arms = arms.Arms(maps=self._maps, procfs=self.procfs, loop=self, limits=limits, is_rank=self._is_rank)
+        self._arms = arms.Arms(
+            maps=self._maps, procfs=self.procfs, loop=self, limits=limits, is_rank=self._is_rank, unwatched=self._unwatched
+        )
         self._layouts = layouts.Layouts(maps=self._maps, loop=self, packages=settings.packages)
         for name in ("stats", "inflight", "comms", "counters", "held", "process_counters"):
             self._handles.append(messages.MapHandle(writable=0, name=name))
@@ -556,6 +559,20 @@ class Executor:
     def _is_rank(self, pid: int, start_time: int) -> bool:
         process = self._processes.get(pid)
         return process is not None and process.start_time == start_time and self.procfs.start_time(pid) == start_time
+
+    def _unwatched(self, pid: int, point: int, backend: int) -> str:
+        """Why a fault on these calls of a process would do nothing; empty where a probe stands on one of them."""
+        assert self._attacher is not None
+        process = self._processes.get(pid)
+        files = [self._attacher.files[key] for key in process.libraries if key in self._attacher.files] if process else []
+        mapped = [file for file in files if backend in (0, abi.BACKEND_CODES[file.backend])]
+        if not files or any(file.reaches(point) for file in mapped):
+            return ""  # no library yet: it may come before the deadline
+        calls = f"{abi.OPS[point]} call" if point else "call"
+        shed = sorted(symbol for file in mapped for symbol in file.shed)
+        if shed:
+            return f"no {calls} of process {pid} carries a probe: the guard detached {', '.join(shed[:3])}, hit too often"
+        return f"no {calls} of process {pid} carries a probe: {', '.join(sorted({file.backend for file in files}))} has none to offer"
 
     def _on_gone(self, pid: int) -> None:
         process = self._processes.pop(pid, None)
