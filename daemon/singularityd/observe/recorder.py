@@ -1,4 +1,4 @@
-"""The latest events, bounded, each with a number; and the tokens by which a client goes on where it stopped."""
+"""The latest events, bounded in number and in memory, each with a number; and the tokens by which a client goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -12,21 +12,28 @@ import msgspec
 from singularityd.errors import BadOption, ResumeLost
 from singularityd.model import Event
 
+_EVENT_BYTES = 600
+"""What an event costs beside its texts."""
 _TOKEN = re.compile(r"([0-9a-f]{1,32}):([0-9]{1,18})")
 
 
 class Recorder:
-    """Keeps the newest `limit` events, numbered from 1 without gaps. Loop thread only.
+    """Keeps the newest `limit` events, fewer where they take more than about `memory` bytes, numbered from 1 without gaps.
+
+    Loop thread only. Any process of the host may report events of many kilobytes; their number alone would bound nothing.
 
     Numbers begin anew with each start of the daemon, so a token names the incarnation too: "INCARNATION:SEQUENCE". It is the boundary
     after which a client continues, whatever filter it used.
     """
 
-    def __init__(self, limit: int = 10_000, *, incarnation: str = "") -> None:
+    def __init__(self, limit: int = 10_000, *, memory: int = 16 << 20, incarnation: str = "") -> None:
         if limit < 1:
             raise ValueError("a recorder keeps at least one event")
         self.incarnation = incarnation or secrets.token_hex(6)
-        self._events: deque[Event] = deque(maxlen=limit)
+        self._limit = limit
+        self._memory = memory
+        self._used = 0
+        self._events: deque[Event] = deque()
         self._last = 0
 
     @property
@@ -44,6 +51,9 @@ class Recorder:
         self._last += 1
         numbered = msgspec.structs.replace(event, sequence=self._last)
         self._events.append(numbered)
+        self._used += _size(numbered)
+        while len(self._events) > self._limit or (self._used > self._memory and len(self._events) > 1):
+            self._used -= _size(self._events.popleft())
         return numbered
 
     def since(self, sequence: int) -> list[Event]:
@@ -77,3 +87,8 @@ class Recorder:
                 hint="follow without a resume token, and count what lies between as missed",
             )
         return int(match[2])
+
+
+def _size(event: Event) -> int:
+    """About as many bytes as it takes."""
+    return _EVENT_BYTES + len(event.text) + len(event.job) + sum(len(key) + len(value) + 120 for key, value in event.fields.items())

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,23 @@ def test_since_returns_everything_after_or_refuses(limit, count, asked):
             recorder.since(asked)
     else:
         assert recorder.since(asked) == everything[asked:]
+
+
+def test_large_events_are_bounded_by_memory_and_never_by_the_last():
+    recorder = Recorder(10_000, memory=1 << 20)
+    fields = {f"field{number}": "x" * 256 for number in range(32)}
+    tracemalloc.start()
+    for number in range(3000):
+        recorder.append(
+            Event(kind="round", at=1.0, text="x" * 1000 + str(number), fields={key: value + str(number) for key, value in fields.items()})
+        )
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used < 2 << 20
+    assert recorder.last == 3000
+    assert 50 < recorder.last - recorder.before_first < 200
+    assert recorder.since(recorder.before_first)[-1].sequence == 3000
+    assert Recorder(5, memory=1).append(event(text="y" * 5000)).sequence == 1
 
 
 def test_token_round_trip_and_foreign_tokens():
