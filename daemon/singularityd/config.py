@@ -132,6 +132,14 @@ class Settings(_Table, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
 
 
+class Loaded(NamedTuple):
+    """Settings, and where they come from."""
+
+    settings: Settings
+    origins: dict[str, str]
+    """`table.key` -> a path, `environment` or `flags`; what is not in it has its default."""
+
+
 class Layer(NamedTuple):
     """Settings from one place."""
 
@@ -146,7 +154,17 @@ def load(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The settings of this host. Raises ConfigError that lists every problem.
+    """The settings of this host. Raises ConfigError that lists every problem; arguments as of `read`."""
+    return read(path, overrides, environment=environment).settings
+
+
+def read(
+    path: Path | str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The settings of this host with their origins. Raises ConfigError that lists every problem.
 
     `path` (a flag) must exist, and so must a file that SINGULARITYD_CONFIG names; the default file need not. `overrides` are flags:
     `{"metrics.port": 0}`, where None is a flag that was not given.
@@ -157,13 +175,14 @@ def load(
     layers = list(_files(Path(named or DEFAULT_PATH), named is not None, problems))
     layers.append(_dotted("environment", {key: variables[name] for name, key in VARIABLES.items() if variables.get(name)}, problems))
     layers.append(_dotted("flags", {key: value for key, value in (overrides or {}).items() if value is not None}, problems))
-    settings = _merged(layers, problems)
+    origins: dict[str, str] = {}
+    settings = _merged(layers, problems, origins)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         text = "\n".join([f"the settings have {count}:", *(f"  {problem}" for problem in problems)])
         raise ConfigError(text, hint="docs/configuration.md describes every setting; `python -m singularityd.config` prints the defaults")
     assert settings is not None, "without a problem there are settings"
-    return settings
+    return Loaded(settings, origins)
 
 
 def override(text: str) -> tuple[str, object]:
@@ -225,11 +244,11 @@ def _dotted(origin: str, values: Mapping[str, object], problems: list[str]) -> L
     return Layer(origin, tables)
 
 
-def _merged(layers: list[Layer], problems: list[str]) -> Settings | None:
+def _merged(layers: list[Layer], problems: list[str], origins: dict[str, str]) -> Settings | None:
     """One value after the other is checked, so that all wrong ones are told, and with the place each came from."""
     tables = {field.name: field.type for field in msgspec.structs.fields(Settings)}
     values: dict[str, dict[str, Any]] = {name: {} for name in tables}
-    origins: dict[str, str] = {}
+    last: dict[str, str] = {}
     for layer in layers:
         for name, content in layer.tables.items():
             if name not in tables:
@@ -239,13 +258,14 @@ def _merged(layers: list[Layer], problems: list[str]) -> Settings | None:
             else:
                 accepted = _checked(layer.origin, name, tables[name], content, problems)
                 values[name] |= accepted
-                origins |= dict.fromkeys([name] if accepted else [], layer.origin)
+                last |= dict.fromkeys([name] if accepted else [], layer.origin)
+                origins |= {f"{name}.{key}": layer.origin for key in accepted}
     made: dict[str, Any] = {}
     for name, kind in tables.items():
         try:
             made[name] = msgspec.convert(values[name], kind)
         except msgspec.ValidationError as error:
-            problems.append(f"{origins.get(name, 'defaults')}: [{name}] {error}")
+            problems.append(f"{last.get(name, 'defaults')}: [{name}] {error}")
     return Settings(**made) if not problems else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -19,9 +20,14 @@ CLONE_NEWUSER, CLONE_THREAD_FLAGS = 0x1000_0000, 0x003D_0F00
 HEADERS = {"x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), "aarch64": Path("/usr/include/asm-generic/unistd.h")}
 
 
+@functools.cache
+def instructions(machine: str) -> list[tuple[int, int, int, int]]:
+    return list(struct.iter_unpack("<HBBI", seccomp.program(machine)))
+
+
 def answer(machine: str, number: int, argument: int = 0, audit: int | None = None) -> int:
     """What the kernel would do: a small interpreter of the five instructions that the filter has."""
-    code = [struct.unpack("<HBBI", seccomp.program(machine)[at : at + 8]) for at in range(0, len(seccomp.program(machine)), 8)]
+    code = instructions(machine)
     data = {0: number, 4: seccomp.MACHINES[machine].audit if audit is None else audit, 16: argument}
     at, value = 0, 0
     while True:

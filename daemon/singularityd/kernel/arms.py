@@ -73,7 +73,8 @@ class Arms:
         self._held_map = maps["held"]
         self._procfs = procfs
         self._loop = loop
-        self._limits = limits
+        self.limits = limits
+        """Replaced as a whole when the settings are reloaded."""
         self._is_rank = is_rank
         self._unwatched = unwatched
         self._faults: dict[int, ArmedFault] = {}
@@ -105,7 +106,7 @@ class Arms:
         self._loop.watch(held_by.fileno(), lambda: self._on_reports(fault))
 
     def _refusal(self, order: messages.Arm) -> tuple[str, str, str] | None:
-        limits = self._limits
+        limits = self.limits
         if not limits.enabled:
             return "not_allowed", "faults are switched off on this host", "set faults.enabled = true and restart"
         if not 0 < order.duration_ms <= limits.max_duration_ms:

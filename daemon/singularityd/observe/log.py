@@ -30,6 +30,12 @@ _KEYS = 1024
 """Most keys that the rate limit and the change logger remember."""
 
 
+def name_of(number: int) -> Level:
+    """The level of a number as the executor sends it; info for one that is none."""
+    names: dict[int, Level] = {10: "debug", 20: "info", 30: "warning", 40: "error"}
+    return names.get(number, "info")
+
+
 class LogControl:
     """Holds what can be changed while the daemon runs. Any thread."""
 
