@@ -22,8 +22,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from singularityd.kernel import abi, arms, attach, bpf, capabilities, exits, front_child, headers, heartbeat, layouts, loader, messages
-from singularityd.kernel import notify, reload
+from singularityd.kernel import (
+    abi,
+    arms,
+    attach,
+    bpf,
+    capabilities,
+    exits,
+    front_child,
+    headers,
+    heartbeat,
+    layouts,
+    loader,
+    messages,
+    notify,
+    reload,
+)
 from singularityd.kernel.channel import ChannelClosed
 from singularityd.kernel.discovery import (
     Discovery,
@@ -640,8 +654,9 @@ class Executor:
         return True
 
     def replace_front(self, why: str) -> None:
-        """End the front at once and start another."""
-        self._lose_front(why)
+        """End the front at once and start another; nothing where none runs, for then the next is on its way."""
+        if self._front.channel is not None:
+            self._lose_front(why)
 
     # --- once a second ---------------------------------------------------------------------------------------------------------
 
