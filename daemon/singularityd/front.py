@@ -28,7 +28,7 @@ from singularityd.faults.journal import Journal
 from singularityd.faults.limits import FaultLimits
 from singularityd.faults.patterns import PATTERNS
 from singularityd.faults.service import FaultService
-from singularityd.kernel import messages
+from singularityd.kernel import libraries, messages
 from singularityd.kernel.procfs import ProcFs
 from singularityd.link import ExecutorLink
 from singularityd.model import Rank
@@ -213,6 +213,7 @@ def main() -> int:
     try:
         if settings.otel.enabled:
             otel.preload()
+        libraries.tables()  # imports them
         os.setpriority(os.PRIO_PROCESS, 0, settings.daemon.nice)
         privileges.drop(settings.daemon.user)
         if not privileges.die_with(parent):
