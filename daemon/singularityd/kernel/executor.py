@@ -178,7 +178,7 @@ class Executor:
         if self._front.channel is not None and self._front_ready:
             self.send(messages.Notice(level=_LEVELS[level], words=text))
         else:
-            os.write(2, f"singularityd executor: {level}: {text}\n".encode())
+            notify.say(level, f"singularityd executor: {level}: {text}")
 
     def run(self) -> int:
         """Until told to stop; returns the exit code."""
@@ -209,7 +209,7 @@ class Executor:
         return self.exit_code
 
     def _fatal(self, text: str, remedy: str) -> None:
-        os.write(2, f"singularityd: {text}\n".encode() + (f"remedy: {remedy}\n".encode() if remedy else b""))
+        notify.say("error", f"singularityd: {text}" + (f"\nremedy: {remedy}" if remedy else ""))
 
     def _lock(self) -> int | None:
         path = Path(self.settings.state_dir) / "lock"

@@ -1,4 +1,4 @@
-"""The service manager's protocol: READY, RELOADING, STOPPING, WATCHDOG. Does nothing where no manager listens.
+"""The service manager's protocol: READY, RELOADING, STOPPING, WATCHDOG, priorities of lines. Does nothing where no manager listens.
 
 The socket's name is taken out of the environment at import, so that no child inherits it and speaks in our name.
 """
@@ -12,6 +12,20 @@ import time
 _ADDRESS = os.environ.pop("NOTIFY_SOCKET", "")
 for _name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
     os.environ.pop(_name, None)
+
+
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
+
+
+def say(level: str, text: str) -> None:
+    """A line of our own on standard error, with the priority in front where that is the journal, which strips it and files by it."""
+    try:
+        status = os.fstat(2)
+        journal = os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+        mark = f"<{_PRIORITIES[level]}>" if journal else ""
+        os.write(2, "".join(f"{mark}{line}\n" for line in text.splitlines()).encode("utf-8", "backslashreplace"))
+    except OSError:
+        return
 
 
 def send(text: str) -> None:
