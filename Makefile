@@ -1,6 +1,6 @@
 # make demo    watch and disturb a live training job on this host (root; about 3 minutes after the first set-up)
 # make test    lint, then every test (root for those that need the kernel)
-# make lint    ruff, mypy, import-linter, promtool
+# make lint    ruff, mypy, import-linter, promtool, and whether the API keeps what was released
 # make bench   the measurements of docs/performance, printed as tables
 # make install put the daemon, its unit and its user on this host, under PREFIX
 # make proto   generate the Python of api/node.proto
@@ -31,6 +31,7 @@ lint: setup-test
 	$(PYTHON) -m mypy
 	.venv/bin/lint-imports --no-logo
 	promtool check metrics < tests/data/metrics.golden
+	$(PYTHON) tools/compat.py
 
 bench: setup-test
 	$(PYTHON) -m bench
