@@ -1,7 +1,7 @@
 """Whether the API still is that of the last release for everybody who uses it: nothing removed, renamed, renumbered or of another type.
 
-`make lint` runs it. Additions are fine. tests/data/api/node.released.textproto is the released API: at a release `tools/compat.py --release` writes it
-anew (and refuses while the check fails: a break needs a new package, singularity.node.v2).
+`make lint` runs it. Additions are fine. tests/data/api/node.released.textproto is the released API: at a release
+`tools/compat.py --release` writes it anew, and refuses while the check fails: a break needs a new package, singularity.node.v2.
 usage: tools/compat.py [--release]
 """
 

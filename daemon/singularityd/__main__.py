@@ -20,6 +20,17 @@ from singularityd.config import FRONT_SETTINGS
 from singularityd.config_changes import Flags
 from singularityd.errors import ConfigError, NotPermitted, SingularityError
 
+EXIT_CODES = {
+    0: "ended on request (SIGTERM, SIGINT), or what was asked for was answered",
+    64: "usage: the command line is wrong",
+    69: "unavailable: another daemon runs with this state directory, or the probes cannot be loaded on this host",
+    70: "a defect: report it with the line it printed",
+    77: "a privilege is missing",
+    78: "the settings are wrong; all problems are listed",
+    130: "interrupted before it had started",
+}
+"""A frozen surface: sysexits(3). The unit does not restart on 64, 69, 77 and 78."""
+
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from singularityd.kernel.executor import main; raise SystemExit(main())"
 
 

@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _row(table: str, field: Field) -> str:
     when = "reload" if config_changes.is_reloadable(table, field.name) else "restart"
-    return f"| `{field.name}` | `{toml(field.kind, field.default)}` | {_allowed(field)} | {when} | {_cell(field.help)} |\n"
+    return f"| `{field.name}` | `{toml(field.kind, field.default)}` | {allowed(field)} | {when} | {_cell(field.help)} |\n"
 
 
 def _fields(table: type) -> list[Field]:
@@ -149,7 +149,8 @@ def _plain_range(field: Field) -> str:
     return f"{range_} seconds" if range_ and config.is_seconds(field.kind) else range_
 
 
-def _allowed(field: Field) -> str:
+def allowed(field: Field) -> str:
+    """What a setting may be, in words."""
     if isinstance(field.default, bool):
         return "`true` or `false`"
     if isinstance(field.default, dict):
