@@ -32,6 +32,10 @@ _FILES = {
     "/run/singularityd/agent.sock": "For ranks.",
     "/var/lib/singularityd": "The journal of faults, what is known of ranks, prepared kernel headers.",
 }
+_SETTINGS = """\
+TOML. Later wins: the defaults, config.toml, conf.d/*.toml beside it by name, the environment, flags. A duration is a number of seconds or a
+text with its unit: "500ms", "10s", "2m". An unknown key is an error. Settings marked "reload" change by SIGHUP, the others by a restart;
+"singularityd config show --origin" prints those in force."""
 _SIGNALS = {
     "SIGTERM, SIGINT": "End: faults are ended, held ranks go on, probes are taken away.",
     "SIGHUP": "Read the settings again. Where one is wrong the old ones stay in force, and the log lists every problem.",
@@ -93,7 +97,8 @@ def commands(ctx: click.Context, group: click.Group, outer: str = "") -> Iterato
 
 def header(name: str, section: int, about: str) -> str:
     """The first lines of every page. No date: the same source gives the same page."""
-    return f'.\\" made by tools/manual.py\n.TH {name.upper()} {section} "" "singularityd {__version__}"\n.SH NAME\n{roff(name)} \\- {roff(about)}'
+    title = f'.TH {name.upper()} {section} "" "singularityd {__version__}"'
+    return f'.\\" made by tools/manual.py\n{title}\n.SH NAME\n{roff(name)} \\- {roff(about)}'
 
 
 def program_page(name: str) -> str:
@@ -107,11 +112,7 @@ def program_page(name: str) -> str:
         f"\\fB{name}\\fR {roff(' '.join(root.collect_usage_pieces(ctx)))}",
     ]
     kept = "\n\n".join(part for part in rest.split("\n\n") if "Exit codes" not in part)
-    parts += (
-        [".SH DESCRIPTION", roff(" ".join(about.split())), *paragraphs(kept)]
-        if kept.strip()
-        else [".SH DESCRIPTION", roff(" ".join(about.split()))]
-    )
+    parts += [".SH DESCRIPTION", roff(" ".join(about.split())), *(paragraphs(kept) if kept.strip() else ())]
     parts += [".SH OPTIONS", *options(ctx, root), ".SH COMMANDS", *commands(ctx, root)]
     parts += [".SH EXIT STATUS", *terms((str(code), meaning) for code, meaning in codes.items())]
     if section == 8:
@@ -126,13 +127,7 @@ def settings_page() -> str:
     parts = [
         header("singularityd.toml", 5, "settings of singularityd"),
         ".SH DESCRIPTION",
-        roff(
-            "TOML. Later wins: the defaults, config.toml, conf.d/*.toml beside it by name, the environment, flags. A duration is a number of"
-        )
-        + roff(
-            ' seconds or a text with its unit: "500ms", "10s", "2m". An unknown key is an error. Settings marked "reload" change by SIGHUP,'
-        )
-        + roff(' the others by a restart; "singularityd config show --origin" prints those in force.'),
+        roff(_SETTINGS),
     ]
     for table, about, fields in config_reference.tables():
         parts += [f".SH [{roff(table)}]", roff(about)]
