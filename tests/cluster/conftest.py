@@ -59,11 +59,15 @@ class Daemon:
     def environment(self) -> dict[str, str]:
         return dict(os.environ, SINGULARITYD_RUNTIME_DIR=str(self.runtime), SINGULARITYD_STATE_DIR=str(self.state))
 
+    @property
+    def command(self) -> list[str]:
+        return [str(BIN / "singularityd")]
+
     def start(self) -> Daemon:
         words = [f"--set={word}" for word in (f"metrics.port={self.port}", *self._settings)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [str(BIN / "singularityd"), *words], env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
+                [*self.command, *words], env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
             )
         try:
             until(lambda: "executor    pid" in self.ctl("status").stdout, 60)

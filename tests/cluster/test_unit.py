@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import urllib.request
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import sandbox
-from conftest import BIN, ROOT, Daemon, threads_run, until
+from conftest import ROOT, Daemon, threads_run, until
 from workshop import Workshop
 
 UNIT = ROOT / "systemd/singularityd.service"
@@ -32,21 +31,12 @@ class Sandboxed(Daemon):
     def environment(self) -> dict[str, str]:
         return super().environment | {"PYTHONPATH": str(self.place / "code/daemon")}
 
-    def start(self) -> Daemon:
-        words = [str(BIN / "singularityd"), f"--set=metrics.port={self.port}", *(f"--set={word}" for word in self._settings)]
+    @property
+    def command(self) -> list[str]:
         for folder in ("daemon", "bpf"):
             shutil.copytree(ROOT / folder, self.place / "code" / folder, dirs_exist_ok=True)
         (self.place / "code").chmod(0o700)
-        command = [sys.executable, str(Path(sandbox.__file__)), str(UNIT), str(self.place), *words]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
-        try:
-            until(lambda: "executor    pid" in self.ctl("status").stdout, 60)
-        except AssertionError:
-            words = [self.log.read_text()]
-            self.stop()
-            raise AssertionError(f"the daemon did not start:\n{words[0]}") from None
-        return self
+        return [sys.executable, str(Path(sandbox.__file__)), str(UNIT), str(self.place), *super().command]
 
 
 @pytest.fixture
