@@ -45,6 +45,8 @@ def main() -> None:
     except SingularityError as error:
         said = refusal(error.text)
     sys.stdout.write(json.dumps(said))
+    sys.stdout.flush()
+    os._exit(0)  # the executor waits for the end: there is nothing to tidy up
 
 
 if __name__ == "__main__":

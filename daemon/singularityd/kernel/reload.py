@@ -226,8 +226,12 @@ class Reader:
         assert self._process.stdout is not None
         self._loop.forget(self._process.stdout.fileno())
         self._process.stdout.close()
-        code, self._process = self._process.wait(), None
-        return code
+        process, self._process = self._process, None
+        try:
+            return process.wait(1.0)  # it has said all: what is left of it must not keep the loop
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            return process.wait()
 
 
 def parse(said: bytes, code: int) -> Answer:

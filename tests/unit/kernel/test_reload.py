@@ -217,6 +217,7 @@ def run(reader: Reader, executor: Executor, seconds: float = 30) -> None:
         ("print('x' * 3000000)", "ended with code -9"),
         ("raise SystemExit(3)", "ended with code 3"),
         ("import os; os.kill(os.getpid(), 9)", "ended with code -9"),
+        ("import os, time; os.close(1); time.sleep(60)", "ended with code -9"),
     ],
 )
 def test_a_child_that_says_what_is_no_answer(code: str, expected: str) -> None:
