@@ -502,6 +502,8 @@ class Executor:
         if process is not None and self._attacher is not None:
             process.libraries.clear()
             self._attacher.leave(pid)
+            if self._arms is not None:
+                self._arms.on_exit(pid, "rank exec'd")
 
     def _on_changed(self) -> None:
         assert self._attacher is not None
