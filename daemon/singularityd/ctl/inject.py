@@ -92,9 +92,7 @@ def tell_armed(fault: node_pb2.Fault, *, default: bool) -> None:
     """Say what was armed, on which process, by which mechanism and until when."""
     dry = fault_state(fault) == "dry_run"
     say(f"would arm {fault.pattern} on {target(fault)}" if dry else f"armed {fault.id}: {fault.pattern} on {target(fault)}")
-    limits = f", at most {words.plural(fault.count, 'hit')}" if fault.count else ""
-    say(f"  calls      {calls(fault)}{limits}")
-    say(f"  held       {f'{fault.milliseconds} ms each' if fault.milliseconds else 'until the fault ends'}")
+    say(f"  does       {fault.doing or calls(fault)}")
     if fault.mechanism:
         say(f"  mechanism  {fault.mechanism}")
     end = deadline(fault)

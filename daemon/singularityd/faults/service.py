@@ -17,8 +17,8 @@ import msgspec
 import structlog
 
 from singularityd.errors import AlreadyArmed, ExecutorGone, Failed, JournalUnavailable, NoSuchFault, Refused, SingularityError
+from singularityd.faults import results, target, telling
 from singularityd.faults import spec as wording
-from singularityd.faults import target, telling
 from singularityd.faults.active import Active, Ending
 from singularityd.faults.asking import ARM_PATIENCE, CLEAR_PATIENCE, Asking
 from singularityd.faults.bookkeeping import Bookkeeping
@@ -126,8 +126,9 @@ class FaultService:
         refuses with. A caller that gives up meanwhile (cancellation) leaves nothing armed.
         """
         rank = self._admit(spec)
+        value = results.code(spec.result, rank) if spec.result else 0
         self._gate.count(asyncio.get_running_loop().time())
-        active = Active(self._draft(spec, rank, who), self._bus.publish)
+        active = Active(self._draft(spec, rank, who), self._bus.publish, value=value)
         self._actives[active.key] = active
         arming = self._tasks.spawn(self._arm(active))
         try:
@@ -141,6 +142,8 @@ class FaultService:
     def dry_run(self, spec: FaultSpec, who: str = "") -> DryRun:
         """Everything that is checked before arming, and what would happen; nothing is armed, journaled or published."""
         rank = self._admit(spec)
+        if spec.result:
+            results.code(spec.result, rank)
         fault = self._draft(spec, rank, who)
         fault = msgspec.structs.replace(fault, mechanism=wording.find(spec.pattern).mechanisms[0])
         whom = telling.whom(spec.rank, rank.job)
@@ -422,4 +425,15 @@ def _order_of(active: Active) -> ArmOrder:
         duration=spec.duration,
         seed=spec.seed,
         count=spec.count,
+        after=spec.after,
+        action=wording.find(spec.pattern).action,
+        jitter=spec.jitter,
+        distribution=spec.distribution,
+        returns=bool(spec.result),
+        at_once=spec.pattern == "error",
+        value=active.value,
+        on=spec.on,
+        off=spec.off,
+        percent=spec.percent,
+        period=spec.period,
     )

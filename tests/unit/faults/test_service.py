@@ -96,7 +96,7 @@ def test_from_armed_to_ended_every_event_is_a_sentence(loop, world):
     world.executor.end(1, "deadline", seen=3)
     assert world.bus.kinds() == ["fault_armed", "fault_hit", "fault_held", "fault_released", "fault_ended"]
     assert world.bus.texts() == [
-        "fault f1 (timeout) is armed on rank 3 of job tiny for 5s by ptrace: every allreduce call, until the deadline",
+        "fault f1 (timeout) is armed on rank 3 of job tiny for 5s by ptrace: every allreduce call, held until the deadline",
         "fault f1 (timeout) hit rank 3 of job tiny in allreduce of communicator ab12cd34: thread 812",
         "fault f1 (timeout) holds rank 3 of job tiny: thread 812",
         "fault f1 (timeout) let rank 3 of job tiny go on: thread 812, held for 4.980 s",
@@ -482,7 +482,7 @@ def test_dry_run_checks_everything_and_does_nothing(loop, world):
     told = world.service.dry_run(rank_spec(3, backend="gloo", point="allreduce", probability=25.0), "uid 0")
     assert told.text == (
         "would arm timeout on rank 3 of job tiny (process 103, python) by ptrace: "
-        "25% of gloo allreduce calls, until the deadline, for 5 s; nothing was armed"
+        "25% of gloo allreduce calls, held until the deadline, for 5 s; nothing was armed"
     )
     assert (told.fault.id, told.fault.mechanism, told.rank.pid) == ("", "ptrace", 103)
     for spec, error in ((rank_spec(7), NoSuchRank), (rank_spec(3, duration=100.0), NotAllowed), (rank_spec(3, backend="nccl"), Refused)):

@@ -589,7 +589,7 @@ class InjectRequest(_message.Message):
     dry_run: _builtins.bool
     @_builtins.property
     def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The user's words: point, ms, probability, count, seed."""
+        """The user's words, as ListPatterns names them."""
 
     def __init__(
         self,
@@ -638,6 +638,7 @@ class Fault(_message.Message):
     HITS_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
+    DOING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     pattern: _builtins.str
     state: Global___FaultState.ValueType
@@ -661,6 +662,8 @@ class Fault(_message.Message):
     ending: _builtins.str
     seen: _builtins.int
     """Calls at its point while it was armed, hit or not; known when it has ended."""
+    doing: _builtins.str
+    """What happens to which calls, for people."""
     def __init__(
         self,
         *,
@@ -686,10 +689,11 @@ class Fault(_message.Message):
         hits: _builtins.int = ...,
         ending: _builtins.str = ...,
         seen: _builtins.int = ...,
+        doing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed_at", b"armed_at", "backend", b"backend", "count", b"count", "created_at", b"created_at", "duration_seconds", b"duration_seconds", "ended_at", b"ended_at", "ending", b"ending", "hits", b"hits", "id", b"id", "job", b"job", "mechanism", b"mechanism", "milliseconds", b"milliseconds", "pattern", b"pattern", "pid", b"pid", "point", b"point", "probability_percent", b"probability_percent", "rank", b"rank", "reason", b"reason", "seed", b"seed", "seen", b"seen", "state", b"state", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed_at", b"armed_at", "backend", b"backend", "count", b"count", "created_at", b"created_at", "doing", b"doing", "duration_seconds", b"duration_seconds", "ended_at", b"ended_at", "ending", b"ending", "hits", b"hits", "id", b"id", "job", b"job", "mechanism", b"mechanism", "milliseconds", b"milliseconds", "pattern", b"pattern", "pid", b"pid", "point", b"point", "probability_percent", b"probability_percent", "rank", b"rank", "reason", b"reason", "seed", b"seed", "seen", b"seen", "state", b"state", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
