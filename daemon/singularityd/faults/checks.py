@@ -5,7 +5,6 @@ from __future__ import annotations
 from singularityd.errors import BadOption
 from singularityd.faults import results
 from singularityd.faults.quantity import duration_text
-from singularityd.kernel.libraries import tables
 from singularityd.model import FaultSpec
 
 
@@ -15,14 +14,6 @@ def within_life(name: str, value: int, spec: FaultSpec) -> None:
     if value > lasts:
         text = f"{name}={value} is longer than the fault lasts ({duration_text(lasts)}): it would be cut short at the deadline"
         raise BadOption(text, hint=f"write --for {duration_text(value)}, or a shorter {name}")
-
-
-def has_results(spec: FaultSpec) -> None:
-    """Raises BadOption for libraries whose calls return nothing."""
-    if spec.backend in ("", "nccl"):
-        return
-    refusal = next(table.refusal for table in tables() if table.backend == spec.backend)
-    raise BadOption(refusal, hint=f"for {spec.backend} there are timeout, delay, hang, slow, kill and flap")
 
 
 def held(spec: FaultSpec) -> str:

@@ -133,18 +133,19 @@ def _option(pattern: Pattern, key: str) -> Option:
 
 def _check_point(pattern: Pattern, spec: FaultSpec) -> None:
     """A point that the pattern can never reach would be armed and never hit."""
-    if spec.backend and spec.backend not in pattern.backends:
-        raise not_for(pattern, spec.backend)
+    if spec.backend and (spec.backend not in pattern.backends or (spec.result and spec.backend == "gloo")):
+        raise not_for(spec, spec.backend)
     if spec.backend and spec.point != points.ANY and spec.point not in points.operations(spec.backend):
         allowed = ", ".join(points.operations(spec.backend))
         raise BadOption(f"{spec.backend} has no call {spec.point}", hint=f"{spec.backend} has: {allowed}")
 
 
-def not_for(pattern: Pattern, backend: str) -> BadOption:
-    """Why a pattern cannot be done to calls of a library, and what can."""
+def not_for(spec: FaultSpec, backend: str) -> BadOption:
+    """Why a fault cannot be done to calls of a library, and what can."""
     refusal = next((table.refusal for table in tables() if table.backend == backend), "")
+    what = "a result cannot be returned from" if spec.result else f"{spec.pattern} cannot be done to"
     others = ", ".join(other.name for other in PATTERNS if backend in other.backends)
-    return BadOption(f"{pattern.name} cannot be done to calls of {backend}: {refusal}", hint=f"{backend} has: {others}")
+    return BadOption(f"{what} calls of {backend}: {refusal}", hint=f"{backend} has: {others}")
 
 
 def _rank(rank: int) -> int:

@@ -34,8 +34,8 @@ def _check_reach(whom: str, rank: Rank, spec: FaultSpec) -> None:
     if not pattern.needs_calls:
         return
     mapped = [library for library in rank.libraries if spec.backend in ("", library.backend)]
-    if rank.libraries and not mapped and not any(library.backend in pattern.backends for library in rank.libraries):
-        raise wording.not_for(pattern, rank.libraries[0].backend)
+    if rank.libraries and not mapped and (spec.result or not any(library.backend in pattern.backends for library in rank.libraries)):
+        raise wording.not_for(spec, rank.libraries[0].backend)
     if rank.libraries and not mapped:
         there = ", ".join(sorted({library.backend for library in rank.libraries}))
         raise Refused(f"{whom} does not use {spec.backend}: it has {there} mapped", hint=f"leave backend out, or write backend={there}")

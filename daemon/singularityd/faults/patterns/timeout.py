@@ -14,8 +14,6 @@ from singularityd.model import FaultSpec
 
 def _check(spec: FaultSpec) -> None:
     checks.within_life("ms", spec.milliseconds, spec)
-    if spec.result:
-        checks.has_results(spec)
 
 
 def _does(spec: FaultSpec) -> str:
