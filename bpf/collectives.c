@@ -2,6 +2,7 @@
  * hit means comes with the attach cookie, so one program serves every entry site of every library. */
 #include "singularity.h"
 
+#define GLOO_TIMEOUT 16         /* gloo's options of every collective: shared_ptr<Context>, std::chrono::milliseconds timeout */
 #define GLOO_BUFFER_SIZE 16     /* gloo::transport::UnboundBuffer: vtable, void *ptr, size_t size */
 
 BPF_ARRAY(sites, struct site, SITES);
@@ -279,6 +280,7 @@ int on_call(struct pt_regs *ctx) {
         struct comm *c = find_comm(tgid, s->backend, f.comm_address);
         if (c && !c->known && s->layout && s->op < FIRST_LIFE_OP) recognise(c, s, &f);
         if (c) { f.comm = c->id; if (s->op < FIRST_LIFE_OP) arrive(c, &f, s, first); }
+        if (c && !c->timeout_ms && s->comm_source == COMM_GLOO_OPTIONS) bpf_probe_read_user(&c->timeout_ms, 4, (void *)(first + GLOO_TIMEOUT));
     }
     if (s->kind == SITE_POST) record(&f, s->result, f.started_ns);
     else if (inflight.update(&key, &f)) count(INFLIGHT_FULL);

@@ -42,7 +42,7 @@ struct inflight { u64 started_ns, comm, bytes, comm_address, out_address, ip, sp
 
 struct comm_key { u32 tgid; u32 backend; u64 address; };
 struct arrival { u64 at_ns; u32 seq; u16 op; u16 pad; };
-struct comm { u64 id, born_ns; s32 rank, size; u32 next; u8 known, ended, aligned, pad; struct arrival arrivals[ARRIVALS]; };
+struct comm { u64 id, born_ns; s32 rank, size; u32 next; u8 known, ended, aligned, pad; u32 timeout_ms, pad2; struct arrival arrivals[ARRIVALS]; };
 
 struct group_key { u32 tgid; u32 ordinal; };
 

@@ -55,6 +55,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     libraries: tuple[Library, ...] = ()
     state: State = "running"
     visibility: Visibility = "none"
+    drill: bool = False
+    """The job asks to be disturbed in drills: SINGULARITY_DRILL=1 in its environment."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +194,8 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Share of its speed that a slowed rank keeps."""
     period: int = 0
     """Milliseconds of one turn of a slowed rank; 0: by its number of threads."""
+    may_kill_job: bool = False
+    """Whoever asked knows that the job's own time-out may come first."""
     reason: str = ""
 
 

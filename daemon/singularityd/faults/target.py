@@ -16,6 +16,9 @@ class Ranks(Protocol):
     def resolve(self, rank: int, job: str = "") -> Rank:
         """Raises NoSuchRank, NoSuchJob, AmbiguousJob."""
 
+    def jobs(self) -> dict[str, tuple[Rank, ...]]:
+        """Job -> its processes on this host."""
+
 
 def find(registry: Ranks, spec: FaultSpec) -> Rank:
     """The rank's process. Raises the registry's errors, RankGone for one that is ending, Refused for calls that no probe sees."""

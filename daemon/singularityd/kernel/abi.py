@@ -166,6 +166,8 @@ class Comm(c.Structure):
         ("ended", c.c_uint8),
         ("aligned", c.c_uint8),
         ("pad", c.c_uint8),
+        ("timeout_ms", c.c_uint32),
+        ("pad2", c.c_uint32),
         ("arrivals", ArrivalSlot * ARRIVALS),
     )
 

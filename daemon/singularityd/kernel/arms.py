@@ -8,6 +8,7 @@ inject_config without its program's link does nothing. Executor only, single thr
 from __future__ import annotations
 
 import ctypes as c
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -20,6 +21,8 @@ RETURN_AT_ONCE, RETURN_AT_END = 1, 2
 """Message Arm, `returns`, where `ms` is 0: without waiting; at the deadline."""
 LONGEST_TURN_MS = 1000
 """Of a duty cycle: a rank stands still for less than this at a time."""
+_LOOK = 0.1
+"""Seconds between two looks for the off switch while a fault is armed."""
 GRACE_NS = 250_000_000
 """How long after the deadline a holder may take to let go before it is killed, which lets go for it."""
 
@@ -30,6 +33,8 @@ class Limits(NamedTuple):
     enabled: bool
     max_duration_ms: int
     max_active: int
+    off_switch: str
+    """While this file exists nothing is armed."""
 
 
 class Loop(Protocol):
@@ -122,7 +127,9 @@ class Arms:
     def _refusal(self, order: messages.Arm) -> tuple[str, str, str] | None:
         limits = self._limits
         if not limits.enabled:
-            return "not_allowed", "faults are switched off on this host", "set faults.enabled = true and restart"
+            return "not_allowed", "faults are switched off on this host", 'set faults.mode = "admin" and restart'
+        if os.path.exists(limits.off_switch):
+            return "not_allowed", f"faults are switched off: {limits.off_switch} exists", "remove the file once whoever made it agrees"
         if not 0 < order.duration_ms <= limits.max_duration_ms:
             text = f"a fault may last up to {limits.max_duration_ms / 1000:g} s, not {order.duration_ms / 1000:g} s"
             return "not_allowed", text, "shorten --for or raise faults.max_duration"
@@ -250,9 +257,13 @@ class Arms:
                 fault.end_ns = min(fault.end_ns or time.monotonic_ns(), time.monotonic_ns())
 
     def kill_all(self) -> None:
+        """Let every rank go at once, for the daemon stops."""
+        self.end_all("daemon stopped")
+
+    def end_all(self, reason: str) -> None:
         """Let every rank go at once: the holders die, the kernel does the rest."""
         for fault in list(self._faults.values()):
-            self._end(fault, fault.reason or "daemon stopped")
+            self._end(fault, fault.reason or reason)
 
     def on_exit(self, pid: int, reason: str = "rank exited") -> None:
         """The rank is gone, or runs another program; its holder will say so, and is not waited for longer than the grace."""
@@ -267,6 +278,8 @@ class Arms:
 
     def enforce(self) -> None:
         """End what is over and has no holder, and kill holders that are late: whatever a holder does, its death lets the rank go."""
+        if self._faults and os.path.exists(self._limits.off_switch):
+            self.end_all("switched off")
         now = time.monotonic_ns()
         for fault in list(self._faults.values()):
             if fault.end_ns and now > fault.end_ns + fault.grace_ns:
@@ -274,8 +287,10 @@ class Arms:
 
     def next_deadline(self) -> float | None:
         """Seconds until `enforce` must be called, None when nothing is armed."""
-        ends = [fault.end_ns + fault.grace_ns for fault in self._faults.values() if fault.end_ns]
-        return max(0.0, (min(ends) - time.monotonic_ns()) / 1e9) if ends else None
+        if not self._faults:
+            return None
+        ends = [(fault.end_ns + fault.grace_ns - time.monotonic_ns()) / 1e9 for fault in self._faults.values() if fault.end_ns]
+        return max(0.0, min([*ends, _LOOK]))
 
 
 def plan_of(order: messages.Arm) -> holder.Plan:

@@ -64,6 +64,7 @@ class Settings(NamedTuple):
     event_pages: int
     process_pages: int
     faults_enabled: bool
+    off_switch: str
     max_duration_ms: int
     max_active: int
     expire_after: float
@@ -385,7 +386,7 @@ class Executor:
         )
         if self._attacher.fileno() >= 0:
             self.watch(self._attacher.fileno(), self._on_changed)
-        limits = arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active)
+        limits = arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active, settings.off_switch)
         self._arms = arms.Arms(
             maps=self._maps, procfs=self.procfs, loop=self, limits=limits, is_rank=self._is_rank, unwatched=self._unwatched
         )
