@@ -202,3 +202,55 @@ def test_kill_9_of_the_daemon_leaves_the_rank_running(workshop: Workshop, words:
         until(lambda: psutil.Process(started.pid).num_ctx_switches().voluntary > switches + 50, 10)
     finally:
         own.stop()
+
+
+def test_the_off_switch_ends_what_is_armed_and_refuses_more(workshop: Workshop) -> None:
+    own = Daemon()
+    switch = own.place / "no-faults"
+    own._settings = (f"faults.off_switch={switch}",)
+    own.start()
+    workshop.daemon = own
+    try:
+        started = workshop.call(workshop.library(), 1_000_000, pause=0.005)
+        workshop.begin(started)
+        inject(own, started, "timeout", "--for", "50s")
+        until(lambda: own.events("fault_held"), 20)
+
+        switch.touch()
+
+        until(lambda: threads_run(started.pid), 5)
+        until(lambda: own.json("faults")["faults"] == [], 5)
+        assert own.json("faults", "--history")["faults"][0]["ending"] == "switched off"
+        refused = own.ctl("inject", "--job", started.job, "--rank", "0", "timeout")
+        assert (refused.returncode, "no-faults exists" in refused.stderr) == (1, True)
+        switch.unlink()
+        inject(own, started, "timeout", "--for", "300ms", "--wait")
+    finally:
+        own.stop()
+
+
+def test_a_hold_longer_than_half_of_gloos_own_time_out_is_refused(daemon: Daemon, jobs: Start) -> None:
+    job = jobs("steps.py", "--timeout", "30", ranks=2)
+    until(lambda: sorted(daemon.ranks(job.job)) == [0, 1] and len(job.steps(0)) > 3, 90)
+    done = daemon.ctl("inject", "--rank", "1", "--job", job.job, "timeout", "--for", "20s")
+    assert done.returncode == 1
+    assert "give up after 30 s" in done.stderr
+    assert daemon.ctl("inject", "--rank", "1", "--job", job.job, "timeout", "--for", "20s", "--may-kill-job", "--dry-run").returncode == 0
+    assert daemon.ctl("inject", "--rank", "1", "--job", job.job, "timeout", "--for", "14s", "--dry-run").returncode == 0
+
+
+def test_several_ranks_are_armed_together_or_not_at_all(workshop: Workshop, jobs: Start) -> None:
+    own = Daemon("faults.max_ranks_per_job=2").start()
+    try:
+        job = jobs("steps.py", ranks=3)
+        until(lambda: sorted(own.ranks(job.job)) == [0, 1, 2], 90)
+        done = own.ctl("inject", "--rank", "0,2", "--job", job.job, "delay", "ms=5", "--for", "20s", "-o", "json")
+        assert done.returncode == 0, done.stderr
+        assert sorted(fault["rank"] for fault in own.json("faults")["faults"]) == [0, 2]
+        assert own.ctl("clear", "all").returncode == 0
+        done = own.ctl("inject", "--rank", "all", "--job", job.job, "delay", "ms=5")
+        assert done.returncode == 1
+        assert "cleared" in done.stderr
+        assert own.json("faults")["faults"] == []
+    finally:
+        own.stop()

@@ -49,6 +49,7 @@ def parse(
     job: str = "",
     duration: str = "",
     reason: str = "",
+    may_kill_job: bool = False,
 ) -> FaultSpec:
     """The validated request. `duration` is a text such as `5s`, empty for the default of 10 s.
 
@@ -58,6 +59,7 @@ def parse(
     values: dict[str, Any] = {"rank": _rank(rank), "job": _line("job", job, LONGEST_JOB), "reason": _line("reason", reason, LONGEST_REASON)}
     if duration:
         values["duration"] = quantity.milliseconds("duration", duration) / 1000
+    values["may_kill_job"] = may_kill_job
     values |= chosen.defaults
     values |= _options(chosen, options.items() if isinstance(options, Mapping) else options)
     if values.get("result") and not values.get("backend"):
