@@ -56,7 +56,7 @@ PATTERNS = (
     ("flap", {"on": "2s", "off": "1s"}),
     ("kill", {"after": "1000000"}),
 )
-SETTINGS = ("faults.per_minute=10000", "faults.budget=100", "kernel.guard=false")
+SETTINGS = ("faults.per_minute=10000", "faults.budget=86400", "kernel.guard=false")
 
 
 class Rank:

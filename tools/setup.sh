@@ -57,7 +57,7 @@ missing_packages() {
     done
     has_headers || printf 'linux-headers-%s ' "$(dpkg --print-architecture)"
     [ "$level" = test ] || return 0
-    for pair in promtool:prometheus bpftrace:bpftrace strace:strace gdb:gdb readelf:binutils ip:iproute2 gcc:gcc; do
+    for pair in promtool:prometheus bpftrace:bpftrace strace:strace gdb:gdb readelf:binutils ip:iproute2 gcc:gcc systemd-analyze:systemd; do
         command -v "${pair%%:*}" >/dev/null 2>&1 || printf '%s ' "${pair#*:}"
     done
 }

@@ -15,28 +15,52 @@ from typing import NoReturn
 import click
 import msgspec
 
-from singularityd import __version__, config, privileges
+from singularityd import __version__, config, config_command, privileges
 from singularityd.config import FRONT_SETTINGS
+from singularityd.config_changes import Flags
 from singularityd.errors import ConfigError, NotPermitted, SingularityError
+
+EXIT_CODES = {
+    0: "ended on request (SIGTERM, SIGINT), or what was asked for was answered",
+    64: "usage: the command line is wrong",
+    69: "unavailable: another daemon runs with this state directory, or the probes cannot be loaded on this host",
+    70: "a defect: report it with the line it printed",
+    77: "a privilege is missing",
+    78: "the settings are wrong; all problems are listed",
+    130: "interrupted before it had started",
+}
+"""A frozen surface: sysexits(3). The unit does not restart on 64, 69, 77 and 78."""
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from singularityd.kernel.executor import main; raise SystemExit(main())"
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--config", "path", metavar="FILE", help="Settings; without it $SINGULARITYD_CONFIG or /etc/singularityd/config.toml.")
-@click.option("--set", "words", metavar="TABLE.KEY=VALUE", multiple=True, help="One setting; may be given several times.")
-@click.option("--check", is_flag=True, help="Check the settings and exit.")
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@config_command.settings_options
+@click.option("--check", is_flag=True, help="Check the settings and exit, as `config check` does.")
 @click.version_option(__version__, prog_name="singularityd")
-def command(path: str | None, words: tuple[str, ...], check: bool) -> None:
-    """Watch, and on request disturb, the collective communication of this host's training ranks."""
-    settings = config.load(path, dict(config.override(word) for word in words))
+@click.pass_context
+def command(ctx: click.Context, path: str | None, words: tuple[str, ...], check: bool) -> None:
+    """Watch, and on request disturb, the collective communication of this host's training ranks.
+
+    \b
+    Exit codes: 0 ended on request, 64 usage, 69 another daemon runs or the probes cannot be loaded,
+                70 defect, 77 a privilege is missing, 78 the settings are wrong
+    """
+    flags = Flags(path, words)
+    ctx.obj = flags
+    if ctx.invoked_subcommand is not None:
+        return
+    settings = flags.load()
     if check:
         click.echo("the settings are valid")
         return
     if os.geteuid() != 0:
         raise NotPermitted("singularityd must be started as root", hint="sudo .venv/bin/singularityd, or the systemd unit")
     prepare(settings.daemon)
-    execute(settings)
+    execute(settings, flags)
+
+
+command.add_command(config_command.group)
 
 
 def prepare(daemon: config.DaemonSettings) -> None:
@@ -66,11 +90,11 @@ def reachable(place: Path, user: str, uid: int, gid: int) -> None:
             raise NotPermitted(f"{place} cannot be reached by user {user}: {parent} lets nobody else in", hint=hint)
 
 
-def execute(settings: config.Settings) -> NoReturn:
-    """Become the executor."""
+def slim(settings: config.Settings) -> dict[str, object]:
+    """The executor's part of the settings, and what it starts."""
     front = [sys.executable, "-m", "singularityd.front"]
     kernel, faults = settings.kernel, settings.faults
-    slim = {
+    return {
         "runtime_dir": settings.daemon.runtime_dir,
         "state_dir": settings.daemon.state_dir,
         "system_python": kernel.system_python,
@@ -91,11 +115,15 @@ def execute(settings: config.Settings) -> NoReturn:
         "scan_interval": kernel.scan_interval,
         "packages": [path for path in sys.path if path.endswith("-packages")],
     }
+
+
+def execute(settings: config.Settings, flags: Flags) -> NoReturn:
+    """Become the executor."""
     here = str(Path(__file__).resolve().parent.parent)
     # Through the environment: everybody on the host can read arguments, and a header may carry a token.
-    environment = dict(os.environ, **{FRONT_SETTINGS: msgspec.json.encode(settings).decode()})
+    environment = {**os.environ, FRONT_SETTINGS: msgspec.json.encode(settings).decode(), **flags.to_environment()}
     os.execve(  # noqa: S606 - the point of this process
-        sys.executable, [sys.executable, "-E", "-S", "-c", _BOOT, here, json.dumps(slim)], environment
+        sys.executable, [sys.executable, "-E", "-S", "-c", _BOOT, here, json.dumps(slim(settings))], environment
     )
 
 

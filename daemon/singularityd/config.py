@@ -111,9 +111,9 @@ class FaultSettings(_Table, frozen=True, kw_only=True):
     """Most faults of this host that are armed at once."""
     max_ranks_per_job: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     """Most ranks of one job on this host that have a fault at once."""
-    budget: Annotated[float, msgspec.Meta(gt=0, le=100)] = 0.1
-    """Percent of a day for which faults may disturb one job: the time from arming to the end of each fault that hit. A job makes its
-    steps at a steady pace, so this is the share of its steps. 0.1 is 86 seconds a day."""
+    budget: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 86.4
+    """Seconds within any day for which faults may disturb one job, from arming to the end of each fault that hit. A job makes its steps at
+    a steady pace, so 86.4 seconds, 0.1 percent of a day, are 0.1 percent of its steps."""
     collective_timeout: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
     """Seconds after which a job's framework is taken to give up a collective, where the job itself does not tell. A hold of more than half
     of it needs --may-kill-job."""
@@ -144,6 +144,14 @@ class Settings(_Table, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
 
 
+class Loaded(NamedTuple):
+    """Settings, and where they come from."""
+
+    settings: Settings
+    origins: dict[str, str]
+    """`table.key` -> a path, `environment` or `flags`; what is not in it has its default."""
+
+
 class Layer(NamedTuple):
     """Settings from one place."""
 
@@ -158,7 +166,17 @@ def load(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The settings of this host. Raises ConfigError that lists every problem.
+    """The settings of this host. Raises ConfigError that lists every problem; arguments as of `read`."""
+    return read(path, overrides, environment=environment).settings
+
+
+def read(
+    path: Path | str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The settings of this host with their origins. Raises ConfigError that lists every problem.
 
     `path` (a flag) must exist, and so must a file that SINGULARITYD_CONFIG names; the default file need not. `overrides` are flags:
     `{"metrics.port": 0}`, where None is a flag that was not given.
@@ -169,13 +187,14 @@ def load(
     layers = list(_files(Path(named or DEFAULT_PATH), named is not None, problems))
     layers.append(_dotted("environment", {key: variables[name] for name, key in VARIABLES.items() if variables.get(name)}, problems))
     layers.append(_dotted("flags", {key: value for key, value in (overrides or {}).items() if value is not None}, problems))
-    settings = _merged(layers, problems)
+    origins: dict[str, str] = {}
+    settings = _merged(layers, problems, origins)
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         text = "\n".join([f"the settings have {count}:", *(f"  {problem}" for problem in problems)])
         raise ConfigError(text, hint="docs/configuration.md describes every setting; `python -m singularityd.config` prints the defaults")
     assert settings is not None, "without a problem there are settings"
-    return settings
+    return Loaded(settings, origins)
 
 
 def override(text: str) -> tuple[str, object]:
@@ -237,11 +256,11 @@ def _dotted(origin: str, values: Mapping[str, object], problems: list[str]) -> L
     return Layer(origin, tables)
 
 
-def _merged(layers: list[Layer], problems: list[str]) -> Settings | None:
+def _merged(layers: list[Layer], problems: list[str], origins: dict[str, str]) -> Settings | None:
     """One value after the other is checked, so that all wrong ones are told, and with the place each came from."""
     tables = {field.name: field.type for field in msgspec.structs.fields(Settings)}
     values: dict[str, dict[str, Any]] = {name: {} for name in tables}
-    origins: dict[str, str] = {}
+    last: dict[str, str] = {}
     for layer in layers:
         for name, content in layer.tables.items():
             if name not in tables:
@@ -251,13 +270,14 @@ def _merged(layers: list[Layer], problems: list[str]) -> Settings | None:
             else:
                 accepted = _checked(layer.origin, name, tables[name], content, problems)
                 values[name] |= accepted
-                origins |= dict.fromkeys([name] if accepted else [], layer.origin)
+                last |= dict.fromkeys([name] if accepted else [], layer.origin)
+                origins |= {f"{name}.{key}": layer.origin for key in accepted}
     made: dict[str, Any] = {}
     for name, kind in tables.items():
         try:
             made[name] = msgspec.convert(values[name], kind)
         except msgspec.ValidationError as error:
-            problems.append(f"{origins.get(name, 'defaults')}: [{name}] {error}")
+            problems.append(f"{last.get(name, 'defaults')}: [{name}] {error}")
     return Settings(**made) if not problems else None
 
 

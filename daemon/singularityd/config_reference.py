@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from singularityd import config
+from singularityd import config, config_changes
 from singularityd.faults.quantity import duration_text
 
 _WIDTH = 100
@@ -47,6 +47,20 @@ The files are merged setting by setting. A **duration** is a number of seconds o
 
 An unknown table or key, a value of the wrong type and a value out of range are errors. The daemon does not start then. It lists all of them
 at once, each with the file it is in and the nearest name, and exits with 78, which the unit does not restart on.
+
+`singularityd config check` says the same without starting anything. `singularityd config show --origin` prints every setting with its value
+in force, where it comes from (`default`, a file, `environment`, `flags`) and how it changes. Both take `--config` and `--set`, and need no
+root where the files can be read. The values of `otel.headers` are hidden unless `--secrets` is given.
+
+## Reload
+
+SIGHUP (`systemctl reload singularityd`) reads the settings again, with the flags of the start. They are checked as a whole first: where one
+is wrong nothing changes, the log lists every problem, and `systemctl status` says so. In force at once come the settings whose column
+"changes by" says `reload`; the log names those that wait for a restart.
+
+A change of `log.level` alone touches nothing else, and one of `kernel.linger` neither. For any other the front is started anew, which takes
+about a second: probes stay and counters go on, **armed faults end**, streams of events and agents connect again. Where the front does not
+come up with the new settings (a port that is taken, for example) it is started with those before, and the log says so.
 """
 
 
@@ -78,8 +92,8 @@ def page() -> str:
     """The text of docs/configuration.md."""
     parts = [_DOC_HEAD]
     for name, about, fields in tables():
-        parts.append(f"\n## [{name}]\n\n{about}\n\n| setting | default | allowed | meaning |\n|---|---|---|---|\n")
-        parts.extend(f"| `{field.name}` | `{_toml(field)}` | {_allowed(field)} | {_cell(field.help)} |\n" for field in fields)
+        parts.append(f"\n## [{name}]\n\n{about}\n\n| setting | default | allowed | changes by | meaning |\n|---|---|---|---|---|\n")
+        parts.extend(_row(name, field) for field in fields)
     return "".join(parts)
 
 
@@ -94,6 +108,11 @@ def main(arguments: list[str] | None = None) -> None:
     root = Path(__file__).resolve().parents[2]
     for path, text in ((root / "systemd/config.toml", default_file()), (root / "docs/configuration.md", page())):
         path.write_text(text, encoding="utf-8")
+
+
+def _row(table: str, field: Field) -> str:
+    when = "reload" if config_changes.is_reloadable(table, field.name) else "restart"
+    return f"| `{field.name}` | `{toml(field.kind, field.default)}` | {allowed(field)} | {when} | {_cell(field.help)} |\n"
 
 
 def _fields(table: type) -> list[Field]:
@@ -122,7 +141,7 @@ def _in_file(field: Field) -> str:
     lines = textwrap.wrap(" ".join(field.help.split()), _WIDTH)
     if range_ := _plain_range(field):
         lines.append(f"Allowed: {range_}.")
-    return "\n".join([*(f"# {line}" for line in lines), f"# {field.name} = {_toml(field)}"])
+    return "\n".join([*(f"# {line}" for line in lines), f"# {field.name} = {toml(field.kind, field.default)}"])
 
 
 def _plain_range(field: Field) -> str:
@@ -130,7 +149,8 @@ def _plain_range(field: Field) -> str:
     return f"{range_} seconds" if range_ and config.is_seconds(field.kind) else range_
 
 
-def _allowed(field: Field) -> str:
+def allowed(field: Field) -> str:
+    """What a setting may be, in words."""
     if isinstance(field.default, bool):
         return "`true` or `false`"
     if isinstance(field.default, dict):
@@ -138,16 +158,22 @@ def _allowed(field: Field) -> str:
     return _plain_range(field).replace('"', "`") or "a text"
 
 
-def _toml(field: Field) -> str:
-    """The default as TOML. Texts are ASCII here, so JSON's quoting is TOML's."""
-    if config.is_seconds(field.kind):
-        value_ms = field.default * 1000
-        whole = value_ms == int(value_ms) and value_ms > 0
-        return f'"{duration_text(int(value_ms))}"' if whole else f"{field.default:g}"
-    if isinstance(field.default, dict):
-        pairs = ", ".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in field.default.items())
+def toml(kind: Any, value: Any) -> str:
+    """A value of a setting of this type, as it is written in the file."""
+    if config.is_seconds(kind):
+        value_ms = value * 1000
+        if value_ms == int(value_ms) and value_ms > 0:
+            return f'"{duration_text(int(value_ms))}"'
+        return repr(value) if value % 1 else f"{value:.0f}"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{_quoted(key)} = {_quoted(text)}" for key, text in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
-    return json.dumps(field.default)
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """JSON's quoting is TOML's, but for DEL and for what JSON writes as two halves."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _cell(text: str) -> str:

@@ -28,7 +28,7 @@ from singularityd.faults.journal import Journal
 from singularityd.faults.limits import FaultLimits
 from singularityd.faults.patterns import PATTERNS
 from singularityd.faults.service import FaultService
-from singularityd.kernel import messages
+from singularityd.kernel import libraries, messages
 from singularityd.kernel.procfs import ProcFs
 from singularityd.link import ExecutorLink
 from singularityd.model import Rank
@@ -51,8 +51,9 @@ _RAS_EVERY = 15.0
 class Front:
     """Everything of the unprivileged half."""
 
-    def __init__(self, settings: Settings, channel: socket.socket) -> None:
+    def __init__(self, settings: Settings, channel: socket.socket, control: log.LogControl) -> None:
         self.settings = settings
+        self._control = control
         self._log = structlog.get_logger("front")
         self._stop = asyncio.Event()
         state = Path(settings.daemon.state_dir) / "front"
@@ -202,12 +203,14 @@ class Front:
     def _on_message(self, message: messages.Message) -> None:
         if isinstance(message, messages.Started):
             self.watch.begin(self.link.maps, message)
+        elif isinstance(message, messages.LogLevel):
+            self._control.set_level(log.name_of(int(message.level)))
         else:
             self.watch.on_message(message)
 
 
-async def _run(settings: Settings, channel: socket.socket) -> int:
-    return await Front(settings, channel).run()
+async def _run(settings: Settings, channel: socket.socket, control: log.LogControl) -> int:
+    return await Front(settings, channel, control).run()
 
 
 def main() -> int:
@@ -216,17 +219,18 @@ def main() -> int:
     parser.add_argument("--channel", type=int, required=True)
     arguments = parser.parse_args()
     settings = msgspec.json.decode(os.environ.pop(FRONT_SETTINGS), type=Settings)
-    log.setup(settings.log)
+    control = log.setup(settings.log)
     parent = os.getppid()
     channel = socket.socket(fileno=arguments.channel)
     try:
         if settings.otel.enabled:
             otel.preload()
+        libraries.tables()  # imports them
         os.setpriority(os.PRIO_PROCESS, 0, settings.daemon.nice)
         privileges.drop(settings.daemon.user)
         if not privileges.die_with(parent):
             return 0
-        return asyncio.run(_run(settings, channel))
+        return asyncio.run(_run(settings, channel, control))
     except SingularityError as error:
         structlog.get_logger("front").error("the front cannot run", error=error.text, hint=error.hint, at=time.time())
         return error.exit_code

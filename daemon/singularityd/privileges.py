@@ -1,4 +1,4 @@
-"""How the front gives up what it started with: user, groups, capabilities, the way back."""
+"""How the front gives up what it started with: user, groups, capabilities, system calls, the way back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import pwd
 import signal
 
+from singularityd import seccomp
 from singularityd.errors import ConfigError, NotPermitted
 
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 24, 38, 47
@@ -38,6 +39,7 @@ def drop(name: str) -> None:
     os.setresuid(uid, uid, uid)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or os.getresuid() != (uid, uid, uid):
         raise NotPermitted("the front's privileges could not be dropped")
+    seccomp.install()
 
 
 def die_with(parent: int) -> bool:

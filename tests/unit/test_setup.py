@@ -32,7 +32,7 @@ FAKES = {
     "id": 'echo "${AS_UID:-0}"',
     "uname": "echo 6.18.0-none",
 }
-TOOLS = ("promtool", "bpftrace", "strace", "gdb", "readelf", "ip", "gcc")
+TOOLS = ("promtool", "bpftrace", "strace", "gdb", "readelf", "ip", "gcc", "systemd-analyze")
 
 
 class Host:

@@ -17,6 +17,17 @@ from singularityd.errors import SingularityError, UsageError
 
 NAME = "singularityctl"
 
+EXIT_CODES = {
+    0: "done",
+    1: "refused or failed; status: something is not well; doctor: something needed is missing",
+    2: "usage: the words themselves are wrong; the daemon was not asked, or refused them",
+    3: "no such rank, job or fault, or several jobs and none named",
+    4: "the daemon cannot be reached",
+    5: "inject --wait: the fault ended and had hit no call",
+    130: "interrupted (SIGINT)",
+}
+"""A frozen surface."""
+
 
 class NoHits(SingularityError):
     """Raised when `--wait` saw a fault end that disturbed no call."""

@@ -30,8 +30,8 @@ class FaultLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_active: int = 8
     """Faults of this host that are armed, or being armed, at once."""
     max_ranks_per_job: int = 1
-    budget: float = 0.1
-    """Percent of a day for which one job may be disturbed."""
+    budget: float = 86.4
+    """Seconds within any day for which one job may be disturbed."""
     collective_timeout: float = 600.0
     """Seconds, where the job itself does not tell."""
     per_minute: int = 60
@@ -132,7 +132,7 @@ class Gate:
             )
 
     def _check_budget(self, now: Situation, clock: float) -> None:
-        allowed = self.limits.budget / 100 * _DAY
+        allowed = self.limits.budget
         used = [
             (fault.ended_at - fault.armed_at, fault.ended_at)
             for fault in now.ended

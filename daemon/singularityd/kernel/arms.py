@@ -89,7 +89,8 @@ class Arms:
         self._held_map = maps["held"]
         self._procfs = procfs
         self._loop = loop
-        self._limits = limits
+        self.limits = limits
+        """Replaced as a whole when the settings are reloaded."""
         self._is_rank = is_rank
         self._unwatched = unwatched
         self._faults: dict[int, ArmedFault] = {}
@@ -125,7 +126,7 @@ class Arms:
         self._loop.watch(held_by.fileno(), lambda: self._on_reports(fault))
 
     def _refusal(self, order: messages.Arm) -> tuple[str, str, str] | None:
-        limits = self._limits
+        limits = self.limits
         if not limits.enabled:
             return "not_allowed", "faults are switched off on this host", 'set faults.mode = "admin" and restart'
         if os.path.exists(limits.off_switch):
@@ -278,7 +279,7 @@ class Arms:
 
     def enforce(self) -> None:
         """End what is over and has no holder, and kill holders that are late: whatever a holder does, its death lets the rank go."""
-        if self._faults and os.path.exists(self._limits.off_switch):
+        if self._faults and os.path.exists(self.limits.off_switch):
             self.end_all("switched off")
         now = time.monotonic_ns()
         for fault in list(self._faults.values()):

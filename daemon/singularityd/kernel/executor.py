@@ -20,9 +20,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from singularityd.kernel import abi, arms, attach, bpf, capabilities, exits, front_child, headers, layouts, loader, messages, notify
+from singularityd.kernel import (
+    abi,
+    arms,
+    attach,
+    bpf,
+    capabilities,
+    exits,
+    front_child,
+    headers,
+    heartbeat,
+    layouts,
+    loader,
+    messages,
+    notify,
+    reload,
+)
 from singularityd.kernel.channel import ChannelClosed
 from singularityd.kernel.discovery import (
     Discovery,
@@ -46,6 +61,8 @@ _RAW_TRACEPOINTS = {
     "on_oom": "mark_victim",
 }
 _TICK = 1.0
+_FRONT_ENDS = 0.3
+"""Seconds between ending the faults and ending the front for a reload: it journals how they ended."""
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -115,6 +132,8 @@ class Executor:
         self._front_ready = False
         self._stopping = False
         self._stop_signal = 0
+        self._heartbeat = heartbeat.Heartbeat(time.monotonic)
+        self._reload = reload.Reload(settings.front[0], self, settings._asdict())
         self._checking = 0
         self.exit_code = EX_OK
 
@@ -160,7 +179,7 @@ class Executor:
         if self._front.channel is not None and self._front_ready:
             self.send(messages.Notice(level=_LEVELS[level], words=text))
         else:
-            os.write(2, f"singularityd executor: {level}: {text}\n".encode())
+            notify.say(level, f"singularityd executor: {level}: {text}")
 
     def run(self) -> int:
         """Until told to stop; returns the exit code."""
@@ -191,7 +210,7 @@ class Executor:
         return self.exit_code
 
     def _fatal(self, text: str, remedy: str) -> None:
-        os.write(2, f"singularityd: {text}\n".encode() + (f"remedy: {remedy}\n".encode() if remedy else b""))
+        notify.say("error", f"singularityd: {text}" + (f"\nremedy: {remedy}" if remedy else ""))
 
     def _lock(self) -> int | None:
         path = Path(self.settings.state_dir) / "lock"
@@ -228,6 +247,8 @@ class Executor:
     def _note_signal(self, number: int, _frame: object) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
             self._stopping, self._stop_signal = True, number
+        elif number == signal.SIGHUP:
+            self._reload.ask()
 
     def _loop(self) -> None:
         while not self._stopping:
@@ -255,6 +276,8 @@ class Executor:
         if self._arms is not None:
             self._arms.enforce()
         self._discover()
+        if self._started:
+            self._reload.turn()
 
     # --- front -----------------------------------------------------------------------------------------------------------------
 
@@ -288,6 +311,8 @@ class Executor:
         self._front_ready = False
         if self._stopping:
             return
+        self._heartbeat.lost()
+        self._reload.front_lost()
         if self._arms is not None:
             self._arms.kill_all()
         self.log("warning", f"the front ended ({why}): its faults are ended, probes stay, it is started again in {delay:.1f} s")
@@ -297,7 +322,9 @@ class Executor:
         if isinstance(message, messages.FrontReady):
             self._front_ready = True
             self._announce_ready()
+            self._reload.front_ready()
         elif isinstance(message, messages.Ping):
+            self._heartbeat.pinged()
             self.send(messages.Done(request=message.request))
         elif self._arms is None:
             code, text = "executor_gone", "the probes are still being loaded"
@@ -386,7 +413,7 @@ class Executor:
         )
         if self._attacher.fileno() >= 0:
             self.watch(self._attacher.fileno(), self._on_changed)
-        limits = arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active, settings.off_switch)
+        limits = limits_of(settings)
         self._arms = arms.Arms(
             maps=self._maps, procfs=self.procfs, loop=self, limits=limits, is_rank=self._is_rank, unwatched=self._unwatched
         )
@@ -610,11 +637,38 @@ class Executor:
             for entry in [entry for entry in bpf.keys(self._maps[name], key) if entry.tgid == pid]:
                 bpf.delete(self._maps[name], entry)
 
+    # --- reload ----------------------------------------------------------------------------------------------------------------
+
+    def adopt(self, slim: dict[str, Any]) -> None:
+        """Take the executor's part of reloaded settings; what is not reloadable in it is as before."""
+        self.settings = Settings(**slim)
+        if self._arms is not None:
+            self._arms.limits = limits_of(self.settings)
+
+    def restart_front(self) -> bool:
+        """End the front in good order and start another with the environment as it is then; False where none runs just now."""
+        channel = self._front.channel
+        if channel is None:
+            return False
+        if self._arms is not None:
+            self._arms.clear(0, "settings reloaded")
+        self.after(_FRONT_ENDS, lambda: self._front.end() if self._front.channel is channel else None)
+        self.after(_FRONT_ENDS + 5.0, lambda: self._lose_front("it does not end") if self._front.channel is channel else None)
+        return True
+
+    def replace_front(self, why: str) -> None:
+        """End the front at once and start another; nothing where none runs, for then the next is on its way."""
+        if self._front.channel is not None:
+            self._lose_front(why)
+
     # --- once a second ---------------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self.after(_TICK, self._tick)
-        notify.watchdog()
+        if self._heartbeat.silent:
+            self._lose_front(f"it has been silent for {heartbeat.PATIENCE:.0f} s")
+        if self._heartbeat.good:
+            notify.watchdog()
         if self._attacher is None:
             return
         expired = self._attacher.expire(self.settings.linger)
@@ -640,11 +694,17 @@ class Executor:
             self._layouts.close()
         if self._discovery is not None:
             self._discovery.close()
+        self._reload.close()
         self._front.stop(5.0)
         if self._attacher is not None:
             self._attacher.detach_all()
         for link in self._links:
             os.close(link)
+
+
+def limits_of(settings: Settings) -> arms.Limits:
+    """What the executor allows by itself."""
+    return arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active, settings.off_switch)
 
 
 def table_wanted(table: Table) -> Wanted:

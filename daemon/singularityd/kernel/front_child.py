@@ -53,6 +53,11 @@ class FrontChild:
         """0 where none runs."""
         return self._process.pid if self._process else 0
 
+    def end(self) -> None:
+        """Ask it to end; its channel then says that it has."""
+        if self._process is not None:
+            self._process.terminate()
+
     def lost(self) -> float:
         """Reap a front that is gone or misbehaves; returns the seconds to wait before the next."""
         if self._process is not None:

@@ -278,6 +278,13 @@ class Started(Message):
     _fields_ = (("kind", c.c_uint32), ("version", c.c_uint32), ("pid", c.c_uint32), ("restarts", c.c_uint32), ("boot_id", c.c_char * 64))
 
 
+class LogLevel(Message):
+    """Write log records of this level (10 debug to 40 error) and above from now on."""
+
+    KIND = 90
+    _fields_ = (("kind", c.c_uint32), ("level", c.c_uint32))
+
+
 FROM_FRONT: dict[int, type[Message]] = {kind.KIND: kind for kind in (FrontReady, Arm, Clear, Ping)}
 FROM_EXECUTOR: dict[int, type[Message]] = {
     kind.KIND: kind
@@ -297,6 +304,7 @@ FROM_EXECUTOR: dict[int, type[Message]] = {
         Shed,
         Notice,
         Started,
+        LogLevel,
     )
 }
 

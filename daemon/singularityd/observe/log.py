@@ -19,15 +19,21 @@ from typing import Any, TextIO
 import structlog
 
 from singularityd.errors import SingularityError
+from singularityd.observe import journal as journald
 from singularityd.observe.settings import Level, LogSettings
 
 Record = MutableMapping[str, Any]
 
 LEVELS: dict[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-_JOURNAL = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _FIRST = ("time", "level", "event", "logger")
 _KEYS = 1024
 """Most keys that the rate limit and the change logger remember."""
+
+
+def name_of(number: int) -> Level:
+    """The level of a number as the executor sends it; info for one that is none."""
+    names: dict[int, Level] = {10: "debug", 20: "info", 30: "warning", 40: "error"}
+    return names.get(number, "info")
 
 
 class LogControl:
@@ -54,13 +60,15 @@ def setup(settings: LogSettings, stream: TextIO | None = None) -> LogControl:
     stream = stream or sys.stderr
     control = LogControl(settings)
     console = settings.format == "console" or (settings.format == "auto" and stream.isatty())
+    journal = journald.is_stream(stream)
     processors: list[Any] = [
         control.filter,
         RateLimit(settings.burst, settings.period),
         _stamp,
         _Errors(control),
         _in_order,
-        _console(stream) if console else _Json(journal="JOURNAL_STREAM" in os.environ),
+        *([_ToJournal(journald.Journal())] if journal and settings.format == "auto" else []),
+        _console(stream) if console else _Json(journal=journal),
     ]
     structlog.configure(
         processors=processors,
@@ -141,7 +149,19 @@ class _Json:
 
     def __call__(self, _: object, method: str, record: Record) -> str:
         text = json.dumps(dict(record), default=str, separators=(",", ":"))
-        return f"<{_JOURNAL.get(method, 6)}>{text}" if self._journal else text
+        return f"<{journald.PRIORITIES.get(method, 6)}>{text}" if self._journal else text
+
+
+class _ToJournal:
+    """Sends a record to the journal with its fields; one that it does not take goes on to the stream."""
+
+    def __init__(self, connection: journald.Journal) -> None:
+        self._journal = connection
+
+    def __call__(self, _: object, method: str, record: Record) -> Record:
+        if self._journal.send(method, record):
+            raise structlog.DropEvent
+        return record
 
 
 def _console(stream: TextIO) -> Callable[[object, str, Record], str]:

@@ -75,7 +75,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     level: Level = "info"
     """Least level that is written: debug, info, warning or error. Can be changed at run time."""
     format: Literal["auto", "console", "json"] = "auto"
-    """`auto`: coloured lines on a terminal, one JSON object a line otherwise."""
+    """`auto`: coloured lines on a terminal, the journal with fields (SINGULARITY_EVENT and so on) under systemd, one JSON object a line
+    otherwise."""
     burst: Positive = 10
     """At most so many lines of one event in `period`; the next line that is written counts those suppressed."""
     period: Seconds = 60.0

@@ -263,7 +263,7 @@ class World:
             journal=self.journal,
             bus=self.bus,
             clock=asyncio.get_running_loop().time,
-            limits=FaultLimits(**({"per_minute": 10_000, "max_ranks_per_job": 100, "budget": 100.0} | limits)),
+            limits=FaultLimits(**({"per_minute": 10_000, "max_ranks_per_job": 100, "budget": 86_400.0} | limits)),
             worker=self.worker,
         )
         self.link = self.executor.link = Link(self.service, asyncio.get_running_loop())

@@ -110,7 +110,7 @@ def test_the_budget_of_a_day():
         check(ended=used)
     assert "try again in 7m" in caught.value.hint
     check(ended=used[:1])
-    check(ended=used, limits={"budget": 1.0})
+    check(ended=used, limits={"budget": 1000.0})
     check(ended=[used[0], fault(3, job="other", armed_at=NOW - 86_000, ended_at=NOW - 85_960)])
     check(ended=[used[0], fault(3, armed_at=NOW - 86_000, ended_at=NOW - 85_960, hits=0)])  # it disturbed nothing
     check(ended=[used[0], fault(3, armed_at=NOW - 86_460, ended_at=NOW - 86_420)])  # yesterday

@@ -1,11 +1,20 @@
 import contextlib
+import functools
 import io
 import json
 import logging
+import os
+import re
+import socket
+import struct
+from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 from singularityd.errors import ConfigError
+from singularityd.observe import journal
 from singularityd.observe.health import Health
 from singularityd.observe.log import ChangeLogger, RateLimit, setup
 from singularityd.observe.settings import LogSettings
@@ -51,11 +60,94 @@ def test_console_on_a_terminal(make):
         json.loads(line)
 
 
-def test_priority_for_the_journal(make, monkeypatch):
-    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+@pytest.fixture
+def journal_stream(tmp_path, monkeypatch):
+    """A file that stands for the stream that systemd hands to a service."""
+    with (tmp_path / "stream").open("w+") as stream:
+        status = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        yield stream
+
+
+def written(stream):
+    stream.flush()
+    return Path(stream.name).read_text().splitlines()
+
+
+def journald_at(place, monkeypatch):
+    there = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    there.bind(str(place))
+    there.settimeout(5)
+    monkeypatch.setattr(journal, "Journal", functools.partial(journal.Journal, str(place)))
+    return there
+
+
+def parsed(data):
+    """The journal's native form, read as journald does."""
+    found, at = {}, 0
+    while at < len(data):
+        end = data.index(b"\n", at)
+        name, mark, value = data[at:end].partition(b"=")
+        at = end + 1
+        if not mark:
+            (size,) = struct.unpack_from("<Q", data, at)
+            value = data[at + 8 : at + 8 + size]
+            assert data[at + 8 + size : at + 9 + size] == b"\n"
+            at += 9 + size
+        assert re.fullmatch(rb"[A-Z][A-Z0-9_]{0,63}", name)
+        found[name.decode()] = value.decode()
+    return found
+
+
+def test_a_priority_in_front_where_the_journal_takes_no_fields(make, journal_stream, monkeypatch):
+    monkeypatch.setattr(journal, "Journal", functools.partial(journal.Journal, "/nowhere/socket"))
+    make(journal_stream)
+    structlog.get_logger().warning("x")
+    assert written(journal_stream)[0].startswith('<4>{"time":')
+
+
+def test_fields_for_the_journal(make, journal_stream, tmp_path, monkeypatch):
+    there = journald_at(tmp_path / "journal", monkeypatch)
+    make(journal_stream)
+    structlog.get_logger("watch").error("fault_held", fault="f3", **{"odd name": "ü\nMESSAGE=forged", "event_id": 7})
+    got = parsed(there.recv(65536))
+    assert got == {
+        "MESSAGE": "fault_held event_id=7 fault=f3 odd name=ü\nMESSAGE=forged",
+        "PRIORITY": "3",
+        "SYSLOG_IDENTIFIER": "singularityd",
+        "SINGULARITY_EVENT": "fault_held",
+        "SINGULARITY_LOGGER": "watch",
+        "SINGULARITY_FAULT": "f3",
+        "SINGULARITY_EVENT_ID": "7",
+        "SINGULARITY_ODD_NAME": "ü\nMESSAGE=forged",
+    }
+    assert written(journal_stream) == []
+    structlog.get_logger().info("large", text="x" * 3_000_000)  # more than a datagram holds: the stream has it
+    assert written(journal_stream)[0].startswith('<6>{"time":')
+
+
+def test_whoever_inherited_the_variable_is_not_under_the_journal(make, tmp_path, journal_stream, monkeypatch):
+    there = journald_at(tmp_path / "journal", monkeypatch)
     _, lines = make()
     structlog.get_logger().warning("x")
-    assert lines()[0].startswith('<4>{"time":')
+    assert lines()[0].startswith('{"time":')
+    there.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        there.recv(10)
+
+
+def test_format_json_is_json_under_the_journal_too(make, journal_stream, tmp_path, monkeypatch):
+    journald_at(tmp_path / "journal", monkeypatch)
+    make(journal_stream, format="json")
+    structlog.get_logger().warning("x")
+    assert written(journal_stream)[0].startswith('<4>{"time":')
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=80), st.text(), max_size=5), st.text())
+def test_whatever_is_logged_is_well_formed_for_the_journal(fields, event):
+    got = parsed(journal.datagram(journal.fields("info", {**fields, "event": event})))
+    assert got["PRIORITY"] == "6"
+    assert got["SINGULARITY_EVENT"] == event.encode("utf-8", "backslashreplace").decode()
 
 
 def test_level_at_run_time(make):
