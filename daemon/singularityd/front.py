@@ -140,7 +140,8 @@ class Front:
         """Until the executor ends it."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal's Ctrl-C is the executor's to answer
+        for number in (signal.SIGINT, signal.SIGHUP):  # sent to the whole group: they are the executor's to answer
+            loop.add_signal_handler(number, lambda: None)
         await self.faults.start()
         if self.settings.metrics.enabled:
             await self.metrics.start()

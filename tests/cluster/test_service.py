@@ -120,6 +120,44 @@ def test_the_watchdog_is_fed_by_both_halves(service: Service) -> None:
     assert service.process.poll() is None
 
 
+def test_an_executor_that_stands_still_is_ended_by_the_watchdog_and_the_held_rank_goes_on(service: Service) -> None:
+    place = service.place / "shop"
+    place.mkdir()
+    shop = Workshop(place, service)
+    try:
+        started = shop.call(shop.library(), 1_000_000, pause=0.005)
+        shop.begin(started)
+        rank = ("--job", started.job, "--rank", "0")
+        assert service.ctl("inject", *rank, "timeout", "--for", "50s").returncode == 0
+        until(lambda: service.events("fault_held"), 20)
+        front = service.front
+
+        os.kill(service.pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        assert service.heard is not None
+        stopped = time.monotonic()
+        time.sleep(2.5)
+        assert not any(at > stopped for at, words in service.heard if words == "WATCHDOG=1")
+        os.kill(service.pid, signal.SIGKILL)  # what the unit's WatchdogSignal is
+        until(lambda: threads_run(started.pid), 1)
+        until(lambda: not alive(front), 5)
+        assert service.process is not None
+        assert service.process.wait(5) == -signal.SIGKILL
+
+        service.start()
+        until(lambda: started.job in {row["job"] for row in service.json("ranks")["ranks"]}, 20)
+        assert service.json("faults")["faults"] == []
+    finally:
+        shop.end()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
 def test_a_log_level_is_reloaded_and_nothing_else_moves(service: Service) -> None:
     front = service.front
     said = service.reload('log.level = "debug"\nkernel.guard_hits = 30000\n')
@@ -177,6 +215,15 @@ def test_switching_faults_off_lets_the_held_rank_go_and_refuses_the_next(service
         until(lambda: service.ctl("inject", *rank, "timeout", "--for", "200ms").returncode == 0, 20)
     finally:
         shop.end()
+
+
+def test_a_hangup_of_the_whole_group_is_a_reload_and_ends_nobody(service: Service) -> None:
+    front = service.front
+    service.file.write_text('log.level = "debug"')
+    for pid in (front, service.pid):
+        os.kill(pid, signal.SIGHUP)
+    until(lambda: any("log.level" in words for _, words in service.heard), 20)
+    assert service.front == front
 
 
 def test_hups_in_a_row_are_one_reload_more(service: Service) -> None:
