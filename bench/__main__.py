@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness import Row
 
-NAMES = ("footprint", "cost", "dying", "arm", "counts", "symbols")
+NAMES = ("footprint", "cost", "dying", "arm", "faults", "counts", "symbols")
 
 
 def machine() -> str:

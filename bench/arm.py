@@ -51,7 +51,7 @@ def speed(quick: bool) -> list[Row]:
     trials = 20 if quick else 300
     asked, late = [], []
     with (
-        daemon("faults.per_minute=10000") as running,
+        daemon("faults.per_minute=10000", "faults.budget=86400") as running,
         job(STEPS, "--pause", "0.005") as (name, _),
         Client(running.socket, 30) as client,
     ):
@@ -90,7 +90,7 @@ def crowd(quick: bool) -> Row:
     """The longest gap of a spinning thread while the other 500 are being seized, above the longest without."""
     from cost import library
 
-    with tempfile.TemporaryDirectory() as place, daemon("faults.per_minute=10000") as running:
+    with tempfile.TemporaryDirectory() as place, daemon("faults.per_minute=10000", "faults.budget=86400") as running:
         source, program, shared = Path(place) / "crowd.c", Path(place) / "crowd", Path(place) / "worst"
         source.write_text(CROWD)
         subprocess.run(["gcc", "-O2", "-pthread", "-o", str(program), str(source), "-ldl"], check=True)
@@ -129,7 +129,7 @@ def crowd(quick: bool) -> Row:
 def idle_cost(quick: bool) -> Row:
     """Step time of a job while a fault that is never hit is armed, against the same job without; alternating."""
     demo = Path(sys.argv[0]).resolve().parent.parent / "demo/train.py"
-    with daemon("faults.per_minute=10000") as running, job(demo, "--json", "--seconds", "0") as (name, log):
+    with daemon("faults.per_minute=10000", "faults.budget=86400") as running, job(demo, "--json", "--seconds", "0") as (name, log):
 
         def steps() -> list[float]:
             lines = [line for line in log.read_text().splitlines() if line.startswith('{"step"')]

@@ -2,6 +2,7 @@
  * hit means comes with the attach cookie, so one program serves every entry site of every library. */
 #include "singularity.h"
 
+#define GLOO_TIMEOUT 16         /* gloo's options of every collective: shared_ptr<Context>, std::chrono::milliseconds timeout */
 #define GLOO_BUFFER_SIZE 16     /* gloo::transport::UnboundBuffer: vtable, void *ptr, size_t size */
 
 BPF_ARRAY(sites, struct site, SITES);
@@ -179,24 +180,40 @@ static inline void record(struct inflight *f, u8 result, u64 now) {
     v->last_ns = now;
 }
 
-/* Decides whether this call is disturbed and, if so, asks for the thread by a signal that the tracer swallows. */
+/* The n-th of the matching calls that is to be disturbed, or -1: by schedule, by count and by the hash of (seed, rank, index). The
+ * counters are taken with fetch-and-add, for the threads of a rank call at the same time and `after` and `count` are exact. */
+static inline s64 choose(struct fault *x, struct site *s, u64 now) {
+    if (now < x->start_ns || now >= x->end_ns) return -1;
+    if (x->point && x->point != s->op) return -1;
+    if (x->backend && x->backend != s->backend) return -1;
+    if (x->period_ns && (now - x->start_ns) % x->period_ns >= x->on_ns) return -1;
+    u64 index = __sync_fetch_and_add(&x->seen, 1);
+    if (index < x->after) return -1;
+    if (x->ppm < 1000000 && mix(x->seed ^ mix((((u64)x->rank << 32) ^ index) + 0x9e3779b97f4a7c15ULL)) % 1000000 >= x->ppm) return -1;
+    if (!x->max_hits) { lock_xadd(&x->hits, 1); return index; }
+    if (x->hits >= x->max_hits) return -1;
+    if (__sync_fetch_and_add(&x->hits, 1) < x->max_hits) return index;
+    lock_xadd(&x->hits, -1);
+    return -1;
+}
+
+/* Asks for this thread by a signal that the tracer swallows, or ends the process in its call. */
 static inline void disturb(struct pt_regs *ctx, struct site *s, u32 tgid, u32 tid, u32 site_id, struct inflight *f) {
     struct fault *x = inject_config.lookup(&tgid);
     if (!x) return;
     u64 now = bpf_ktime_get_ns();
-    if (now < x->start_ns || now >= x->end_ns) return;
-    if (x->point && x->point != s->op) return;
-    if (x->backend && x->backend != s->backend) return;
-    u64 index = x->seen;
-    lock_xadd(&x->seen, 1);
-    if (x->max_hits && x->hits >= x->max_hits) return;
-    if (x->ppm < 1000000 && mix(x->seed ^ mix(((u64)x->rank << 32) ^ index)) % 1000000 >= x->ppm) return;
-    struct held h = {.at_ns = now, .fault = x->id, .ip = PT_REGS_IP(ctx), .sp = PT_REGS_SP(ctx), .tgid = tgid, .op = s->op, .backend = s->backend};
-    held.update(&tid, &h);
-    if (bpf_send_signal_thread(x->signal)) { held.delete(&tid); count(SIGNAL_FAILED); return; }
-    lock_xadd(&x->hits, 1);
+    s64 index = choose(x, s, now);
+    if (index < 0) return;
     struct event e = {.kind = EVENT_HIT, .op = s->op, .backend = s->backend, .tgid = tgid, .tid = tid, .site = site_id, .fault = x->id,
         .comm = f->comm, .bytes = f->bytes, .seq = f->seq, .rank = x->rank, .other = index};
+    if (x->action == ACTION_KILL) {
+        emit(&e);
+        if (bpf_send_signal(9)) { lock_xadd(&x->hits, -1); count(SIGNAL_FAILED); }
+        return;
+    }
+    struct held h = {.at_ns = now, .fault = x->id, .ip = PT_REGS_IP(ctx), .sp = PT_REGS_SP(ctx), .index = index, .tgid = tgid, .op = s->op, .backend = s->backend};
+    held.update(&tid, &h);
+    if (bpf_send_signal_thread(x->signal)) { held.delete(&tid); lock_xadd(&x->hits, -1); count(SIGNAL_FAILED); return; }
     emit(&e);
 }
 
@@ -263,6 +280,7 @@ int on_call(struct pt_regs *ctx) {
         struct comm *c = find_comm(tgid, s->backend, f.comm_address);
         if (c && !c->known && s->layout && s->op < FIRST_LIFE_OP) recognise(c, s, &f);
         if (c) { f.comm = c->id; if (s->op < FIRST_LIFE_OP) arrive(c, &f, s, first); }
+        if (c && !c->timeout_ms && s->comm_source == COMM_GLOO_OPTIONS) bpf_probe_read_user(&c->timeout_ms, 4, (void *)(first + GLOO_TIMEOUT));
     }
     if (s->kind == SITE_POST) record(&f, s->result, f.started_ns);
     else if (inflight.update(&key, &f)) count(INFLIGHT_FULL);

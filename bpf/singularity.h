@@ -15,6 +15,7 @@ enum site_kind { SITE_CALL = 1, SITE_RETURN = 2, SITE_END = 3, SITE_POST = 4 };
 enum op { FIRST_LIFE_OP = 20, OP_COMM_DESTROY = 33, OP_COMM_ABORT = 34 };     /* all of them: kernel/abi.py */
 enum comm_source { COMM_NONE = 0, COMM_ARGUMENT = 1, COMM_GLOO_OPTIONS = 2 };
 enum id_source { ID_NONE = 0, ID_BY_VALUE = 1, ID_POINTER = 2, ID_SPLIT = 3 };
+enum action { ACTION_HOLD = 0, ACTION_KILL = 1, ACTION_FREEZE = 2, ACTION_DUTY = 3 };   /* the last two need no probe */
 enum counter { EVENTS_SUBMITTED = 0, EVENTS_DROPPED = 1, PROCESS_SUBMITTED = 2, PROCESS_DROPPED = 3, STATS_FULL = 4,
     INFLIGHT_FULL = 5, COMMS_FULL = 6, END_UNMATCHED = 7, SIGNAL_FAILED = 8, DUPLICATE_HITS = 9, COUNTERS = 10 };
 enum event_kind { EVENT_FIRST_CALL = 1, EVENT_INIT = 2, EVENT_ERROR = 3, EVENT_SLOW = 4, EVENT_HIT = 5, EVENT_COMM_END = 6, EVENT_COMM_SEEN = 7,
@@ -41,20 +42,23 @@ struct inflight { u64 started_ns, comm, bytes, comm_address, out_address, ip, sp
 
 struct comm_key { u32 tgid; u32 backend; u64 address; };
 struct arrival { u64 at_ns; u32 seq; u16 op; u16 pad; };
-struct comm { u64 id, born_ns; s32 rank, size; u32 next; u8 known, ended, aligned, pad; struct arrival arrivals[ARRIVALS]; };
+struct comm { u64 id, born_ns; s32 rank, size; u32 next; u8 known, ended, aligned, pad; u32 timeout_ms, pad2; struct arrival arrivals[ARRIVALS]; };
 
 struct group_key { u32 tgid; u32 ordinal; };
 
 /* The customer's map: which rank, at which point, from when till when, how long (ms) and how often (ppm). Keyed by tgid. */
 struct fault {
-    u64 id, start_ns, end_ns, seed, seen, hits, max_hits;
+    u64 id, start_ns, end_ns, seed, seen, hits, max_hits, after;
+    u64 on_ns, period_ns;   /* 0: always; else in force for the first on_ns of each period */
     u32 ms, ppm, rank;
     u16 point;      /* an op, or 0: any */
     u8 backend;     /* 0: any */
     u8 signal;
+    u32 action;
+    u32 pad;
 };
 
-struct held { u64 at_ns, fault, ip, sp; u32 tgid; u16 op; u8 backend; u8 pad; };
+struct held { u64 at_ns, fault, ip, sp, index; u32 tgid; u16 op; u8 backend; u8 pad; };
 
 struct event {
     u64 at_ns, comm, bytes, duration_ns, fault;

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,8 @@ RANKS = 4
 HELD_RANK = 3
 HOLD = 8.0
 NCCL_HOLD = 5.0
-JOB_SECONDS = 60
+SLOW_RANK, SLOW_SECONDS, SLOW_SHARE = 1, 6, 25
+JOB_SECONDS = 70
 SHARE = 0.6
 """A hold counts as seen when at least this share of it shows: the readings are half a second apart and begin after arming."""
 
@@ -204,6 +206,44 @@ class Demo:
             late = ", ".join(f"rank {rank}: {value * 1000:.1f} ms" for rank, value in sorted(skew.items()))
             self.show(f"arrival skew of the newest collective: {late}")
 
+    def slow(self, job: Process, name: str) -> None:
+        """One rank becomes a straggler, and all the ranks' steps with it."""
+        self.head(f"6. A straggler: rank {SLOW_RANK} runs at {SLOW_SHARE} % of its speed for {SLOW_SECONDS} s")
+        until(10, lambda: len(reading.steps(job.text)) >= 5)
+        before = [step.seconds for step in reading.steps(job.text)[-20:]]
+        first = len(reading.steps(job.text))
+        done = self.control(
+            *("inject", "--rank", str(SLOW_RANK), "--job", name, "slow", f"percent={SLOW_SHARE}%", "--for", f"{SLOW_SECONDS}s", "--wait"),
+            seconds=SLOW_SECONDS + 30,
+        )
+        during = [step.seconds for step in reading.steps(job.text)[first:]]
+        if done.returncode or not before or not during:
+            self.note("straggler", "longer steps", f"exit code {done.returncode}, {len(during)} steps", False)
+            return
+        usual, slowed = statistics.median(before), statistics.median(during)
+        seen = f"{usual * 1000:.0f} ms, then {slowed * 1000:.0f} ms"
+        self.note("straggler", "steps 1.5 times as long", seen, slowed > 1.5 * usual)
+
+    def kill(self) -> None:
+        """A rank dies silently in the middle of a collective, of a job that is there to be lost."""
+        self.head(f"9. A rank dies in its collective: kill, on rank {HELD_RANK} of a second job")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=lost"]
+        script = [str(ROOT / "demo/train.py"), "--json", "--seconds=600"]
+        job = self._processes.start("lost", [*launcher, f"--nproc-per-node={RANKS}", *script], OMP_NUM_THREADS="1")
+        until(90, lambda: job.code is not None or len(reading.steps(job.text)) >= 5)
+        name = until(20, lambda: self.find_job(job, range(RANKS))) or ""
+        if not name:
+            self.note("rank killed", "a second job", "its ranks were not listed", False)
+            return
+        self.control("inject", "--rank", str(HELD_RANK), "--job", name, "kill", "point=allreduce", "after=20", "--for", "20s", "--wait")
+        code = job.wait(60)
+        told = self.control("events", "--kind", "rank_exited", "-o", "json", shown=False).stdout
+        deaths = [line for line in reading.json_lines(told) if line.get("job") == name and line.get("rank") == HELD_RANK]
+        text = str(deaths[0].get("text", "")) if deaths else "no event"
+        self.show(text)
+        ok = "SIGKILL" in text and code not in (None, 0)
+        self.note("rank killed", "SIGKILL in call 21, job ends", f"{'SIGKILL' if 'SIGKILL' in text else 'not seen'}, exit code {code}", ok)
+
     def finish(self, job: Process) -> None:
         """The job ends by itself, unharmed."""
         self.show("waiting for the job to end by itself ...")
@@ -215,7 +255,7 @@ class Demo:
 
     def nccl(self) -> None:
         """The same on the real NCCL."""
-        self.head("6. The same on the real libnccl.so.2 (no GPU: ncclAllReduce answers 4, invalid argument)")
+        self.head("7. The same on the real libnccl.so.2 (no GPU: ncclAllReduce answers 4, invalid argument)")
         command = [sys.executable, str(ROOT / "demo/nccl_caller.py"), "--json", "--seconds=60"]
         self.show("$ RANK=0 WORLD_SIZE=1 python demo/nccl_caller.py")
         address = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -237,6 +277,22 @@ class Demo:
         seen = f"exit code {code}, {late.seconds:.1f} s, result {late.result}" if late else f"exit code {code}, no call"
         ok = code == 0 and late is not None and late.result == 4 and late.seconds > NCCL_HOLD * SHARE
         self.note("NCCL call held", f"> {NCCL_HOLD * SHARE:.1f} s late, result 4", seen, ok)
+        self.fail(caller, name)
+
+    def fail(self, caller: Process, name: str) -> None:
+        """Calls of the real library return what was asked for, and its own answer again afterwards."""
+        self.head("8. The real libnccl.so.2 answers 6 (remote error) instead of 4, for 2 s")
+        before = len(reading.calls(caller.text))
+        done = self.control("inject", "--rank", "0", "--job", name, "error", "code=ncclRemoteError", "--for", "2s", "--wait", seconds=30)
+        until(10, lambda: [call.result for call in reading.calls(caller.text)[-3:]] == [4, 4, 4])
+        results = [call.result for call in reading.calls(caller.text)[before:]]
+        turns = [result for result, last in zip(results, [0, *results], strict=False) if result != last]
+        self.show(f"results in order: {turns}, {results.count(6)} calls failed")
+        hits = self.page().by_rank(reading.HITS, name).get(0, 0.0)
+        told = f"{results.count(6)} calls, exit code {done.returncode}"
+        self.note(
+            "NCCL error injected", "4, then 6, then 4 again", told, done.returncode == 0 and turns in ([4, 6, 4], [6, 4]) and hits > 1
+        )
 
     def tell(self) -> None:
         """All of it."""
@@ -244,8 +300,10 @@ class Demo:
         job, name = self.start_job()
         self.look(name)
         self.hold(job, name)
+        self.slow(job, name)
         self.finish(job)
         self.nccl()
+        self.kill()
 
 
 def _all_greater(now: dict[int, float], before: dict[int, float]) -> bool:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from singularityd.errors import BadOption, ConfigError
-from singularityd.faults import quantity
+from singularityd.faults import limits, quantity
 from singularityd.observe.settings import LogSettings, MetricsSettings, OtelSettings
 
 DEFAULT_PATH = Path("/etc/singularityd/config.toml")
@@ -99,12 +99,24 @@ class KernelSettings(_Table, frozen=True, kw_only=True):
 class FaultSettings(_Table, frozen=True, kw_only=True):
     """What may be injected on this host."""
 
-    enabled: bool = True
-    """Off: every injection is refused, by both halves of the daemon; observation goes on."""
+    mode: limits.Mode = "admin"
+    """Who may inject into what. `off`: nobody, and both halves of the daemon refuse. `admin`: administrators, into every rank. `drill`:
+    into jobs that ask for it by SINGULARITY_DRILL=1 in their environment, by administrators and by the job's own user. `open`:
+    operators too, into every rank."""
+    off_switch: Directory = "/etc/singularityd/no-faults"
+    """While this file exists nothing can be armed, and what is armed is ended at once. Absolute."""
     max_duration: Annotated[float, msgspec.Meta(ge=0.001, le=quantity.LONGEST_MS / 1000)] = 60.0
     """Longest life of a fault, from arming to its deadline."""
     max_active: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 8
     """Most faults of this host that are armed at once."""
+    max_ranks_per_job: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    """Most ranks of one job on this host that have a fault at once."""
+    budget: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 86.4
+    """Seconds within any day for which faults may disturb one job, from arming to the end of each fault that hit. A job makes its steps at
+    a steady pace, so 86.4 seconds, 0.1 percent of a day, are 0.1 percent of its steps."""
+    collective_timeout: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
+    """Seconds after which a job's framework is taken to give up a collective, where the job itself does not tell. A hold of more than half
+    of it needs --may-kill-job."""
     per_minute: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 60
     """Most injections in any minute."""
     retention: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 10_000

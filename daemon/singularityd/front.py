@@ -64,14 +64,26 @@ class Front:
         self.registry = RankRegistry(memory=self.memory, expire_after=settings.ranks.expire_after)
         self.watch = Watch(registry=self.registry, bus=self.bus, expire_after=settings.ranks.expire_after)
         self.link = ExecutorLink(channel, on_message=self._on_message, on_end=self._on_end)
+        asked = settings.faults
         limits = FaultLimits(
-            enabled=settings.faults.enabled,
-            max_duration=settings.faults.max_duration,
-            max_active=settings.faults.max_active,
-            per_minute=settings.faults.per_minute,
+            mode=asked.mode,
+            off_switch=asked.off_switch,
+            max_duration=asked.max_duration,
+            max_active=asked.max_active,
+            max_ranks_per_job=asked.max_ranks_per_job,
+            budget=asked.budget,
+            collective_timeout=asked.collective_timeout,
+            per_minute=asked.per_minute,
         )
         journal = Journal(state / "faults.sqlite", retention=settings.faults.retention)
-        self.faults = FaultService(registry=self.registry, executor=self.link, journal=journal, bus=self.bus, limits=limits)
+        self.faults = FaultService(
+            registry=self.registry,
+            executor=self.link,
+            journal=journal,
+            bus=self.bus,
+            limits=limits,
+            timeout_of=self.watch.collective_timeout,
+        )
         self.watch.faults = self.faults
         self.lag = LoopLag()
         self.watch.lag = self.lag

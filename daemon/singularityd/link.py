@@ -15,6 +15,8 @@ from singularityd import errors
 from singularityd.errors import ExecutorGone, Failed, SingularityError
 from singularityd.faults.orders import Armed, ArmOrder
 from singularityd.kernel import abi, messages
+from singularityd.kernel.arms import RETURN_AT_END, RETURN_AT_ONCE
+from singularityd.kernel.ptrace.plan import DISTRIBUTIONS
 
 _PATIENCE = 15.0
 """Seconds an answer may take: seizing thousands of threads takes one."""
@@ -121,6 +123,16 @@ class ExecutorLink:
                 duration_ms=max(1, round(order.duration * 1000)),
                 point=0 if order.op == "any" else abi.OP_CODES[order.op],
                 backend=abi.BACKEND_CODES.get(order.backend, 0),
+                action=order.action,
+                after=order.after,
+                value=order.value,
+                jitter_ms=order.jitter,
+                on_ms=order.on,
+                off_ms=order.off,
+                running_ppm=round(order.percent * 10_000),
+                period_ms=order.period,
+                returns=(RETURN_AT_ONCE if order.at_once else RETURN_AT_END) if order.returns else 0,
+                distribution=DISTRIBUTIONS[order.distribution],
             )
         )
         if not isinstance(said, messages.Armed):

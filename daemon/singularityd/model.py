@@ -55,6 +55,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     libraries: tuple[Library, ...] = ()
     state: State = "running"
     visibility: Visibility = "none"
+    drill: bool = False
+    """The job asks to be disturbed in drills: SINGULARITY_DRILL=1 in its environment."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +178,24 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     count: int = 0
     """At most so many hits; 0: no limit."""
+    after: int = 0
+    """So many of the meant calls are left alone first."""
+    jitter: int = 0
+    """Milliseconds around `milliseconds`."""
+    distribution: str = "fixed"
+    """Of the delays: `fixed`, `uniform`, `normal` or `exponential`."""
+    result: str = ""
+    """The call is skipped and returns this result of its library, for example `ncclSystemError`; empty: it is made."""
+    on: int = 0
+    """Milliseconds of each turn in which the fault is in force; 0: always."""
+    off: int = 0
+    """Milliseconds of each turn in which it is not."""
+    percent: float = 0.0
+    """Share of its speed that a slowed rank keeps."""
+    period: int = 0
+    """Milliseconds of one turn of a slowed rank; 0: by its number of threads."""
+    may_kill_job: bool = False
+    """Whoever asked knows that the job's own time-out may come first."""
     reason: str = ""
 
 

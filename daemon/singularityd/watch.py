@@ -72,6 +72,10 @@ class Watch:
         """Whether every check has answered."""
         return len(self._capabilities) >= _CHECKS
 
+    def collective_timeout(self, rank: Rank) -> float | None:
+        """Seconds after which a rank gives up a collective; None where its library does not tell."""
+        return self._reader.timeout(rank.pid) if self._reader is not None else None
+
     # --- from the executor -----------------------------------------------------------------------------------------------------
 
     def begin(self, maps: dict[str, int], message: messages.Started) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from singularityd.kernel import abi
 from singularityd.kernel.procfs import ProcFs
 from singularityd.kernel.ptrace import calls, holder, registers
 
@@ -133,14 +134,22 @@ class Target:
 class Trial:
     """One holder, and the hits it is to recognise."""
 
-    def __init__(self, target: Target, *, milliseconds: int = 0, procfs: ProcFs = PROCFS, start_time: int | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        milliseconds: int = 0,
+        plan: holder.Plan | None = None,
+        procfs: ProcFs = PROCFS,
+        start_time: int | None = None,
+    ) -> None:
         self.target = target
         self.marks = mmap.mmap(-1, 1 << 22)
         order = holder.HoldOrder(
             fault=7,
             pid=target.pid,
             start_time=target.start_time if start_time is None else start_time,
-            milliseconds=milliseconds,
+            plan=plan or holder.Plan(milliseconds=milliseconds),
             ours=self.take,
         )
         self.holder = holder.start(order, procfs=procfs)
@@ -165,8 +174,9 @@ class Trial:
 
     def arm(self, seconds: float = 60) -> holder.Armed:
         self.armed: holder.Armed = self.await_report(holder.Armed, patience=20)
-        self.end_ns = time.monotonic_ns() + int(seconds * 1e9)
-        self.holder.begin(self.end_ns)
+        self.begin_ns = time.monotonic_ns()
+        self.end_ns = self.begin_ns + int(seconds * 1e9)
+        self.holder.begin(self.begin_ns, self.end_ns)
         return self.armed
 
     def hit(self, tid: int) -> None:
@@ -563,7 +573,7 @@ def test_five_hundred_threads_are_armed_without_a_stall(run: Callable[..., Targe
     print(f"longest pause of a spinning thread: {longest / 1e6:.1f} ms while 502 threads are armed, {usual / 1e6:.1f} ms otherwise")
     assert longest < 500e6
     one.armed = holder.Armed(502, signal.SIGURG, 0)
-    one.holder.begin(time.monotonic_ns() + 60_000_000_000)
+    one.holder.begin(time.monotonic_ns(), time.monotonic_ns() + 60_000_000_000)
     assert {tracer for _, tracer in target.statuses()} == {one.holder.pid}
     one.hold(target.workers()[333])
     assert one.release() == "cleared"
@@ -776,7 +786,7 @@ def test_a_holder_keeps_no_descriptor_but_its_own(
     one.arm()
     links = {int(name): os.readlink(f"/proc/{one.holder.pid}/fd/{name}") for name in os.listdir(f"/proc/{one.holder.pid}/fd")}
     own = [link for number, link in links.items() if number > 2]
-    assert len(own) == 3, links  # the channel and both ends of the wake-up pipe
+    assert len(own) == 4, links  # the channel, twice, and both ends of the wake-up pipe
     assert os.readlink(f"/proc/self/fd/{writing}") not in own
     for number in (writing, high):
         os.close(number)
@@ -796,6 +806,116 @@ def test_a_holder_that_holds_uses_no_processor(armed: Trial) -> None:
     before = cpu_ticks(armed.holder.pid)
     time.sleep(1)
     assert cpu_ticks(armed.holder.pid) - before <= 1
+
+
+# --- delays, and all threads at once
+
+
+@pytest.mark.parametrize("milliseconds", [1, 10, 100])
+def test_a_delay_is_counted_from_the_hit(run: Callable[..., Target], trial: Callable[..., Trial], milliseconds: int) -> None:
+    one = trial(run(), milliseconds=milliseconds)
+    one.arm()
+    tid = one.target.workers()[0]
+    for number in range(1, 6):
+        one.hit(tid)
+        assert one.await_report(holder.Released, count=number).held_ns >= milliseconds * 900_000 - 200_000
+
+
+def test_flap_holds_until_its_phase_ends(run: Callable[..., Target], trial: Callable[..., Trial]) -> None:
+    one = trial(run(), plan=holder.Plan(on=400, off=100))
+    one.arm()
+    one.hold(one.target.workers()[0])
+    at = one.await_report(holder.Held).at_ns
+    held = one.await_report(holder.Released).held_ns
+    end = one.begin_ns + (at - one.begin_ns) // 500_000_000 * 500_000_000 + 400_000_000
+    assert abs(at + held - end) < 100_000_000
+
+
+FREEZE = holder.Plan(action=abi.ACTION_FREEZE)
+
+
+def test_a_frozen_process_stands_until_the_deadline_and_goes_on(run: Callable[..., Target], trial: Callable[..., Trial]) -> None:
+    one = trial(run(5), plan=FREEZE)
+    one.arm(1.5)
+    one.await_report(holder.Held)
+    before = one.target.slots()
+    time.sleep(0.5)
+    assert one.target.slots() == before
+    assert one.ended() == "deadline"
+    assert one.target.all_move()
+    until(one.target.is_free)
+
+
+def test_a_frozen_process_is_thawed_by_clear_and_by_the_holders_death(run: Callable[..., Target], trial: Callable[..., Trial]) -> None:
+    target = run(5)
+    for kill in (False, True):
+        one = trial(target, plan=FREEZE)
+        one.arm()
+        one.await_report(holder.Held)
+        if kill:
+            one.close()
+        else:
+            assert one.release() == "cleared"
+        assert target.all_move()
+        until(target.is_free)
+
+
+def test_a_thread_made_while_freezing_stands_too(run: Callable[..., Target], trial: Callable[..., Trial]) -> None:
+    one = trial(run(6, "churn"), plan=FREEZE)
+    one.target["CHURN"] = 1
+    one.arm()
+    one.await_report(holder.Held)
+    assert until(lambda: all(state in "tT" for state, _ in one.target.statuses()))
+    one.release()
+    assert one.target.all_move()
+
+
+def test_a_stopped_process_stays_stopped_through_a_freeze(run: Callable[..., Target], trial: Callable[..., Trial]) -> None:
+    target = run(4)
+    os.kill(target.pid, signal.SIGSTOP)
+    until(target.stopped)
+    one = trial(target, plan=FREEZE)
+    one.arm()
+    one.await_report(holder.Held)
+    one.release()
+    time.sleep(0.2)
+    assert all(state == "T" for state, _ in target.statuses())
+    os.kill(target.pid, signal.SIGCONT)
+    assert target.all_move()
+
+
+def test_stop_during_a_freeze_outlives_it(run: Callable[..., Target], trial: Callable[..., Trial]) -> None:
+    target = run(4)
+    one = trial(target, plan=FREEZE)
+    one.arm()
+    one.await_report(holder.Held)
+    os.kill(target.pid, signal.SIGSTOP)
+    one.release()
+    until(lambda: all(state == "T" for state, _ in target.statuses()))
+    os.kill(target.pid, signal.SIGCONT)
+    assert target.all_move()
+    until(target.is_free)
+
+
+def test_a_duty_cycle_leaves_its_share(run: Callable[..., Target], trial: Callable[..., Trial]) -> None:
+    target = run(2)
+
+    def rate(seconds: float) -> float:
+        before = sum(target.slots().values())
+        time.sleep(seconds)
+        return (sum(target.slots().values()) - before) / seconds
+
+    full = rate(1)
+    one = trial(target, plan=holder.Plan(action=abi.ACTION_DUTY, running_ppm=500_000, period=40))
+    one.arm()
+    until(lambda: not target.is_free())
+    slowed = rate(2)
+    assert 0.2 < slowed / full < 0.8
+    one.holder.release("cleared")
+    ended = one.await_report(holder.Ended)
+    assert ended.freezes > 10
+    assert target.all_move()
+    until(target.is_free)
 
 
 # --- skipping a call

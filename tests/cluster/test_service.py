@@ -203,7 +203,7 @@ def test_switching_faults_off_lets_the_held_rank_go_and_refuses_the_next(service
         rank = ("--job", started.job, "--rank", "0")
         assert service.ctl("inject", *rank, "timeout", "--for", "50s").returncode == 0
         until(lambda: service.events("fault_held"), 20)
-        assert "faults.enabled" in service.reload("faults.enabled = false")
+        assert "faults.mode" in service.reload('faults.mode = "off"')
         until(lambda: threads_run(started.pid), 5)
         until(lambda: service.ctl("status").returncode in (0, 1), 20)
         (fault,) = service.json("faults", "--history")["faults"]

@@ -24,11 +24,15 @@ CALLER = r"""
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 #include <sys/wait.h>
-/* caller LIBRARY CALLS WAIT_BEFORE_DLOPEN FORKS PAUSE: says "loaded", waits for a line, calls, in forked children too, says "done" */
+/* caller LIBRARY CALLS WAIT_BEFORE_DLOPEN FORKS PAUSE: says "loaded", waits for a line, calls, in forked children too, says what
+ * the calls returned other than 0 as CALL:RESULT, and how long the longest took in microseconds, says "done" */
+static long now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000 + t.tv_nsec / 1000; }
 int main(int argc, char **argv) {
     int pause = atof(argv[5]) * 1e6;
+    long calls = atol(argv[2]), longest = 0;
     usleep(atof(argv[3]) * 1e6);
     void *library = dlopen(argv[1], RTLD_NOW);
     if (!library) { puts(dlerror()); return 1; }
@@ -36,11 +40,18 @@ int main(int argc, char **argv) {
     puts("loaded"); fflush(stdout);
     if (getchar() == EOF) return 1;
     for (int i = 0; i < atoi(argv[4]); i++) if (fork() == 0) {
-        for (int j = 0; j < atoi(argv[2]); j++) call(0, 0, 8, 7, 0, 0, 0);
+        for (long j = 0; j < calls; j++) call(0, 0, 8, 7, 0, 0, 0);
         _exit(0);
     }
-    for (int j = 0; j < atoi(argv[2]); j++) { call(0, 0, 8, 7, 0, 0, 0); if (pause) usleep(pause); }
+    for (long j = 0; j < calls; j++) {
+        long began = now();
+        int result = call(0, 0, 8, 7, 0, 0, 0);
+        if (now() - began > longest) longest = now() - began;
+        if (result) printf("%ld:%d ", j, result);
+        if (pause) usleep(pause);
+    }
     while (wait(0) > 0);
+    printf("longest:%ld\n", longest);
     puts("done"); fflush(stdout);
     sleep(60);
     return 0;
@@ -91,14 +102,22 @@ class Workshop:
         caller.process.stdin.write("\n")
         caller.process.stdin.flush()
 
-    def done(self, *callers: Caller) -> None:
-        """Begin, and wait until all calls are made; without arguments, of all callers."""
+    def done(self, *callers: Caller) -> list[dict[str, int]]:
+        """Begin, and wait until all calls are made; without arguments, of all callers.
+
+        Of each: number of a call -> its result, where that was not 0, and `longest` -> microseconds.
+        """
         waiting = callers or tuple(self.callers)
         for caller in waiting:
             self.begin(caller)
-        for caller in waiting:
-            assert caller.process.stdout is not None
-            assert caller.process.stdout.readline() == "done\n"
+        return [self.results(caller) for caller in waiting]
+
+    def results(self, caller: Caller) -> dict[str, int]:
+        """Wait until a caller that has begun is done."""
+        assert caller.process.stdout is not None
+        words = caller.process.stdout.readline().split()
+        assert caller.process.stdout.readline() == "done\n"
+        return {key: int(value) for key, _, value in (word.partition(":") for word in words)}
 
     def end(self) -> None:
         """End every caller."""

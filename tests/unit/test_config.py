@@ -82,7 +82,7 @@ def test_importing_and_loading_it_is_light():
 
 def test_the_limits_of_faults_have_the_same_defaults_in_both_places():
     limits, settings = FaultLimits(), Settings().faults
-    for name in ("enabled", "max_duration", "max_active", "per_minute"):
+    for name in set(FaultLimits.__struct_fields__) - {"silence"}:
         assert getattr(limits, name) == getattr(settings, name)
 
 
@@ -138,7 +138,7 @@ def test_empty_variables_and_those_of_others_are_not_read(file):
     ("text", "expected"),
     [
         ("metrics.port=0", ("metrics.port", 0)),
-        ("faults.enabled = false", ("faults.enabled", False)),
+        ("faults.mode = off", ("faults.mode", "off")),
         ("faults.max_duration=30s", ("faults.max_duration", "30s")),
         ('log.level="debug"', ("log.level", "debug")),
         ("log.level=debug", ("log.level", "debug")),
@@ -188,7 +188,8 @@ def test_durations(file, text, expected):
         ('kernel.headers = "/usr/src:lib"', "'lib' is not an absolute directory"),
         (f'daemon.runtime_dir = "/{"ü" * 60}"', "121 bytes"),
         ('otel.endpoint = "ftp://x"', "http://HOST:PORT"),
-        ("faults.enabled = 1", "Expected bool"),
+        ("faults.mode = 1", "Expected str"),
+        ('faults.mode = "on"', "Invalid enum"),
         ("otel.headers = 1", "Expected object"),
     ],
 )
@@ -206,9 +207,9 @@ def test_wrong_values_are_told_with_place_setting_and_what_is_allowed(file, line
         ("faults.max_duraton = 1", "unknown setting faults.max_duraton; did you mean max_duration?"),
         ("fault.enabled = true", "unknown table [fault]; did you mean faults?"),
         ("zzz = 1", "there are: daemon, kernel, faults, ranks, metrics, otel, log"),
-        ("faults.Enabled = true", "did you mean enabled?"),
+        ("faults.Mode = true", "did you mean mode?"),
         ("faults = 3", "write [faults]"),
-        ("faults.qqq = 3", "there are: enabled, max_duration"),
+        ("faults.qqq = 3", "there are: mode, off_switch, max_duration"),
     ],
 )
 def test_unknown_keys(file, line, told):
@@ -222,12 +223,12 @@ def test_all_problems_of_all_places_at_once(tmp_path, file):
     (tmp_path / "conf.d" / "b.toml").write_text("metrics.port = -1")
     told = problems(
         file,
-        "[faults]\nenabeld = 1\nmax_active = 0\n[kernel]\nevent_pages = 3\n",
+        "[faults]\nmdoe = 1\nmax_active = 0\n[kernel]\nevent_pages = 3\n",
         {"log.level": "loud", "nodot": 1},
         SINGULARITYD_RUNTIME_DIR="relative",
     )
     wanted = [
-        "enabeld; did you mean enabled?",
+        "mdoe; did you mean mode?",
         "faults.max_active = 0",
         "a.toml: not TOML",
         "line 3",

@@ -96,12 +96,47 @@ class Client:
         duration: str = "",
         reason: str = "",
         dry_run: bool = False,
+        may_kill_job: bool = False,
     ) -> pb.Fault:
         """Arm a fault, or say what would be armed."""
-        request = pb.InjectRequest(rank=rank, job=job, pattern=pattern, options=options, duration=duration, reason=reason, dry_run=dry_run)
+        request = pb.InjectRequest(
+            rank=rank,
+            job=job,
+            pattern=pattern,
+            options=options,
+            duration=duration,
+            reason=reason,
+            dry_run=dry_run,
+            may_kill_job=may_kill_job,
+        )
         return self._ask(
             lambda: self._faults.Inject(request, timeout=self._timeout), late="singularityctl faults shows whether it was armed"
         )
+
+    def inject_many(
+        self,
+        *,
+        ranks: str,
+        pattern: str,
+        options: Mapping[str, str],
+        job: str = "",
+        duration: str = "",
+        reason: str = "",
+        dry_run: bool = False,
+        may_kill_job: bool = False,
+    ) -> pb.ListFaultsReply:
+        """Arm the same on several ranks (`1,3`, `0-2`, `all`, `random:2`): on all of them, or on none."""
+        request = pb.InjectRequest(
+            ranks=ranks,
+            job=job,
+            pattern=pattern,
+            options=options,
+            duration=duration,
+            reason=reason,
+            dry_run=dry_run,
+            may_kill_job=may_kill_job,
+        )
+        return self._ask(lambda: self._faults.InjectMany(request, timeout=self._timeout), late="singularityctl faults shows what was armed")
 
     def clear(self, fault: str) -> pb.ListFaultsReply:
         """End one fault, or `all`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from singularityd.api.ports import Pattern
 from singularityd.api.v1 import node_pb2 as pb
+from singularityd.faults import telling
 from singularityd.model import Capability, Event, Fault, Library, Rank
 
 _RANK_STATES = {
@@ -80,6 +81,7 @@ def fault(value: Fault, *, dry_run: bool = False) -> pb.Fault:
         hits=value.hits,
         seen=value.seen,
         ending=text(value.ending),
+        doing=telling.calls(spec),
     )
 
 

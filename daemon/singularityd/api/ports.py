@@ -29,6 +29,9 @@ class RankRegistry(Protocol):
     def notes(self, pid: int) -> tuple[str, ...]:
         """What was odd in what is known of a process, refused claims among it."""
 
+    def members(self, job: str) -> Sequence[Rank]:
+        """The live ranks of a job, or of the only one. Raises NoSuchRank, NoSuchJob, AmbiguousJob."""
+
 
 class DryRun(Protocol):
     """What an injection would do."""
@@ -67,7 +70,15 @@ class Parse(Protocol):
     """`faults.spec.parse`: from a user's words to a FaultSpec."""
 
     def __call__(
-        self, pattern: str, rank: int, options: Mapping[str, str], *, job: str = "", duration: str = "", reason: str = ""
+        self,
+        pattern: str,
+        rank: int,
+        options: Mapping[str, str],
+        *,
+        job: str = "",
+        duration: str = "",
+        reason: str = "",
+        may_kill_job: bool = False,
     ) -> FaultSpec:
         """Raises UnknownPattern and BadOption."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,10 +25,11 @@ LARGEST_RANK = 2**31 - 1
 @click.command()
 @click.argument("pattern", metavar="PATTERN")
 @click.argument("options", metavar="[KEY=VALUE]...", nargs=-1)
-@click.option("--rank", type=click.IntRange(0, LARGEST_RANK), metavar="RANK", help="The global rank to disturb, as `ranks` lists it.")
+@click.option("--rank", "ranks", metavar="RANKS", default="", help="The global rank to disturb: 3; or several: 1,3, 0-2, all, random:2.")
 @click.option("--job", metavar="JOB", default="", help="The job it belongs to; needed where several run on this host.")
 @click.option("--for", "duration", metavar="TIME", default="", help="How long the fault lasts, for example 500ms, 5s, 2m (default: 10s).")
 @click.option("--reason", metavar="TEXT", default="", help="Why; kept in the journal.")
+@click.option("--may-kill-job", is_flag=True, help="Hold even longer than half of the job's own time-out.")
 @click.option("--wait", is_flag=True, help="Return when the fault has ended; exit 5 when it hit no call.")
 @click.option("--dry-run", is_flag=True, help="Check everything and say what would be armed; arm nothing.")
 @common
@@ -38,10 +39,11 @@ def inject(
     pattern: str,
     options: tuple[str, ...],
     *,
-    rank: int | None,
+    ranks: str,
     job: str,
     duration: str,
     reason: str,
+    may_kill_job: bool,
     wait: bool,
     dry_run: bool,
 ) -> None:
@@ -54,23 +56,44 @@ def inject(
     `singularityctl faults --patterns` lists the patterns and their keys. The fault ends at its deadline, by `singularityctl
     clear`, or when either half of the daemon dies.
     """
-    if rank is None:
+    if not ranks:
         raise UsageError("--rank is missing: which rank to disturb", hint="write --rank N; singularityctl ranks lists them")
     if wait and dry_run:
         raise UsageError("--wait waits for a fault to end, and --dry-run arms none", hint="leave one of them out")
-    words_given = pairs(options)
+    asked: dict[str, Any] = {
+        "job": job,
+        "pattern": pattern,
+        "options": pairs(options),
+        "duration": duration,
+        "reason": reason,
+        "dry_run": dry_run,
+        "may_kill_job": may_kill_job,
+    }
+    number = one_rank(ranks)
     with session.connect() as client:
-        fault = client.inject(rank=rank, job=job, pattern=pattern, options=words_given, duration=duration, reason=reason, dry_run=dry_run)
-        if fault_state(fault) == "refused":
-            raise Refused(f"{fault.pattern} on {target(fault)} was not armed: {fault.ending}")
-        if not session.json:
-            tell_armed(fault, default=not duration)
+        faults = [client.inject(rank=number, **asked)] if number is not None else list(client.inject_many(ranks=ranks, **asked).faults)
+        for fault in faults:
+            if fault_state(fault) == "refused":
+                raise Refused(f"{fault.pattern} on {target(fault)} was not armed: {fault.ending}")
+            if not session.json:
+                tell_armed(fault, default=not duration)
         if wait:
-            fault = client.wait(fault.id, timeout=fault.duration_seconds + WAIT_BEYOND)
+            faults = [client.wait(fault.id, timeout=fault.duration_seconds + WAIT_BEYOND) for fault in faults]
     if session.json:
-        print_json(fault_value(fault))
+        print_json(fault_value(faults[0]) if number is not None else {"faults": [fault_value(fault) for fault in faults]})
     if wait:
-        tell_ended(fault, quiet=session.json)
+        tell_all_ended(faults, quiet=session.json)
+
+
+def one_rank(text: str) -> int | None:
+    """The number of `3`; None for a selection of several. Raises UsageError for what can be neither."""
+    if text.isascii() and text.isdigit():
+        if int(text) > LARGEST_RANK:
+            raise UsageError(f"rank {text[:30]} cannot be", hint=f"write the global rank in its job, 0 to {LARGEST_RANK}")
+        return int(text)
+    if (text.isascii() and text[:1].isdigit()) or text == "all" or text.startswith("random:"):
+        return None
+    raise UsageError(f"--rank {text[:30]!r} is no rank", hint="write 3, 1,3, 0-2, all, or random:2")
 
 
 def pairs(arguments: Iterable[str]) -> dict[str, str]:
@@ -92,9 +115,7 @@ def tell_armed(fault: node_pb2.Fault, *, default: bool) -> None:
     """Say what was armed, on which process, by which mechanism and until when."""
     dry = fault_state(fault) == "dry_run"
     say(f"would arm {fault.pattern} on {target(fault)}" if dry else f"armed {fault.id}: {fault.pattern} on {target(fault)}")
-    limits = f", at most {words.plural(fault.count, 'hit')}" if fault.count else ""
-    say(f"  calls      {calls(fault)}{limits}")
-    say(f"  held       {f'{fault.milliseconds} ms each' if fault.milliseconds else 'until the fault ends'}")
+    say(f"  does       {fault.doing or calls(fault)}")
     if fault.mechanism:
         say(f"  mechanism  {fault.mechanism}")
     end = deadline(fault)
@@ -102,6 +123,18 @@ def tell_armed(fault: node_pb2.Fault, *, default: bool) -> None:
     say(f"  ends       {f'{words.moment(end)}, {lasts}' if end else lasts}")
     if not dry:
         remark(f"end it now: singularityctl clear {fault.id}")
+
+
+def tell_all_ended(faults: Iterable[node_pb2.Fault], *, quiet: bool) -> None:
+    """Say how each ended. Raises NoHits when one of them disturbed nothing."""
+    idle: list[NoHits] = []
+    for fault in faults:
+        try:
+            tell_ended(fault, quiet=quiet)
+        except NoHits as error:
+            idle.append(error)
+    if idle:
+        raise idle[0]
 
 
 def tell_ended(fault: node_pb2.Fault, *, quiet: bool) -> None:

@@ -22,8 +22,10 @@ class Ending(NamedTuple):
 class Active:
     """Mutable; loop thread only."""
 
-    def __init__(self, fault: Fault, publish: Callable[[Event], object]) -> None:
+    def __init__(self, fault: Fault, publish: Callable[[Event], object], *, value: int = 0) -> None:
         self.fault = fault
+        self.value = value
+        """What a call that is skipped returns."""
         self.number = 0
         """0 until the journal has given one."""
         self.in_force = False

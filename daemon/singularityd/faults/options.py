@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from singularityd.errors import BadOption
-from singularityd.faults import points, quantity
+from singularityd.faults import points, quantity, results
 from singularityd.faults.pattern import Option
 from singularityd.kernel import abi
+from singularityd.kernel.ptrace.plan import DISTRIBUTIONS
 from singularityd.model import FaultSpec
 
 LARGEST_COUNT = 2**32 - 1
+SHORTEST_PERIOD, LONGEST_PERIOD = 10, 1000
+"""Milliseconds."""
 LARGEST_SEED = 2**63 - 1
 
 
@@ -27,6 +30,34 @@ def _read_hold(text: str) -> dict[str, int]:
     # The unit is in the option's own name, so here, and only here, a bare number is clear.
     number = text if not text.isascii() or not text.isdigit() else f"{text}ms"
     return {"milliseconds": quantity.milliseconds("ms", number)}
+
+
+def _read_distribution(text: str) -> dict[str, str]:
+    if text not in DISTRIBUTIONS:
+        raise BadOption(f"distribution {quantity.shown(text)} is not known", hint=f"allowed: {', '.join(DISTRIBUTIONS)}")
+    return {"distribution": text}
+
+
+def _read_mode(text: str) -> dict[str, str]:
+    if text not in ("hold", "return"):
+        raise BadOption(f"mode {quantity.shown(text)} is not known", hint="allowed: hold, return")
+    return {"result": results.TIMEOUT} if text == "return" else {}
+
+
+def _read_percent(text: str) -> dict[str, float]:
+    parts = quantity.ppm("percent", text)
+    if not quantity.PPM // 100 < parts < quantity.PPM:
+        raise BadOption(
+            f"percent {quantity.shown(text)} is out of range", hint="write more than 1% and less than 100%; `hang` stops a rank altogether"
+        )
+    return {"percent": parts * 100 / quantity.PPM}
+
+
+def _read_period(text: str) -> dict[str, int]:
+    value = quantity.milliseconds("period", text)
+    if not SHORTEST_PERIOD <= value <= LONGEST_PERIOD:
+        raise BadOption(f"period {quantity.shown(text)} is out of range", hint=f"write {SHORTEST_PERIOD}ms to {LONGEST_PERIOD}ms")
+    return {"period": value}
 
 
 def _write_hold(spec: FaultSpec) -> str:
@@ -83,4 +114,74 @@ COUNT = Option(
     help="At most so many calls are hit",
     read=lambda text: {"count": quantity.whole("count", text, least=1, most=LARGEST_COUNT)},
     write=lambda spec: str(spec.count) if spec.count else "",
+)
+AFTER = Option(
+    name="after",
+    values=f"1 to {LARGEST_COUNT}; 0 where left out",
+    help="So many of the meant calls are left alone first",
+    read=lambda text: {"after": quantity.whole("after", text, least=1, most=LARGEST_COUNT)},
+    write=lambda spec: str(spec.after) if spec.after else "",
+)
+DELAY = Option(
+    name="ms",
+    values="`500`, `500ms`, `2s`; 100 where left out",
+    help="How long each call that is hit is delayed, in milliseconds where no unit is written; the mean of a random delay",
+    read=_read_hold,
+    write=_write_hold,
+)
+JITTER = Option(
+    name="jitter",
+    values="`20`, `20ms`; 0 where left out",
+    help="Half the width of a uniform delay, or the standard deviation of a normal one",
+    read=lambda text: {"jitter": quantity.milliseconds("jitter", f"{text}ms" if text.isascii() and text.isdigit() else text)},
+    write=lambda spec: str(spec.jitter) if spec.jitter else "",
+)
+DISTRIBUTION = Option(
+    name="distribution",
+    values=f"{', '.join(f'`{name}`' for name in DISTRIBUTIONS)}; `fixed` where left out, `uniform` with a jitter",
+    help="How the delays are spread; the same seed gives the same delays again",
+    read=_read_distribution,
+    write=lambda spec: "" if spec.distribution == "fixed" else spec.distribution,
+)
+MODE = Option(
+    name="mode",
+    values="`hold` or `return`; `hold` where left out",
+    help="Whether the call goes on after its time, or is skipped and returns its library's own time-out (or `code`)",
+    read=_read_mode,
+    write=lambda spec: "return" if spec.result else "",
+)
+CODE = Option(
+    name="code",
+    values=f"{', '.join(f'`{name}`' for name in results.names())}, their number, `timeout`, or an errno such as `-ETIMEDOUT`",
+    help="What the call returns",
+    read=lambda text: {"result": results.read(text)},
+    write=lambda spec: spec.result,
+)
+ON = Option(
+    name="on",
+    values="`2s`, `500ms`; 1s where left out",
+    help="How long calls are held in each turn",
+    read=lambda text: {"on": quantity.milliseconds("on", text)},
+    write=lambda spec: quantity.duration_text(spec.on) if spec.on else "",
+)
+OFF = Option(
+    name="off",
+    values="`3s`, `500ms`; 1s where left out",
+    help="How long they are let alone in each turn",
+    read=lambda text: {"off": quantity.milliseconds("off", text)},
+    write=lambda spec: quantity.duration_text(spec.off) if spec.off else "",
+)
+PERCENT = Option(
+    name="percent",
+    values="`50%` or `50`: more than 1, less than 100; 50 where left out",
+    help="Share of its speed that the rank keeps",
+    read=_read_percent,
+    write=lambda spec: quantity.percent_text(round(spec.percent * quantity.PPM / 100)) if spec.percent else "",
+)
+PERIOD = Option(
+    name="period",
+    values=f"`{SHORTEST_PERIOD}ms` to `{LONGEST_PERIOD}ms`; 20ms or, with many threads, longer where left out",
+    help="One turn of running and standing still",
+    read=_read_period,
+    write=lambda spec: quantity.duration_text(spec.period) if spec.period else "",
 )

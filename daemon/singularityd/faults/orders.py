@@ -6,6 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from singularityd.kernel import abi
+
 
 class ArmOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Arm this fault on this process, from now for `duration`."""
@@ -27,6 +29,24 @@ class ArmOrder(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     count: int
     """At most so many hits; 0: no limit."""
+    after: int = 0
+    """So many of the meant calls are left alone first."""
+    action: int = abi.ACTION_HOLD
+    jitter: int = 0
+    """Milliseconds."""
+    distribution: str = "fixed"
+    returns: bool = False
+    """A call that was hit is skipped and returns `value`."""
+    at_once: bool = False
+    """Without being held first."""
+    value: int = 0
+    on: int = 0
+    """Milliseconds; 0: always in force."""
+    off: int = 0
+    percent: float = 0.0
+    """Share of the time that a slowed rank runs."""
+    period: int = 0
+    """Milliseconds; 0: the executor chooses."""
 
 
 class Armed(msgspec.Struct, frozen=True, kw_only=True):

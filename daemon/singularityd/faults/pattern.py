@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from singularityd.kernel import abi
 from singularityd.model import FaultSpec
 
 
@@ -38,3 +39,14 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True):
     """The ladder, best rung first."""
     check: Callable[[FaultSpec], None]
     """Rules between options. Raises BadOption."""
+    does: Callable[[FaultSpec], str]
+    """What happens to each call that is hit, or to the process, for example `held for 500ms each`."""
+    defaults: Mapping[str, Any] = {}
+    """Fields of FaultSpec that the options begin with."""
+    action: int = abi.ACTION_HOLD
+    """What the executor is asked to do."""
+
+    @property
+    def needs_calls(self) -> bool:
+        """Whether it is done to calls; else to the process at once."""
+        return self.action in (abi.ACTION_HOLD, abi.ACTION_KILL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -17,13 +17,13 @@ import msgspec
 import structlog
 
 from singularityd.errors import AlreadyArmed, ExecutorGone, Failed, JournalUnavailable, NoSuchFault, Refused, SingularityError
+from singularityd.faults import results, target, telling
 from singularityd.faults import spec as wording
-from singularityd.faults import target, telling
 from singularityd.faults.active import Active, Ending
 from singularityd.faults.asking import ARM_PATIENCE, CLEAR_PATIENCE, Asking
 from singularityd.faults.bookkeeping import Bookkeeping
 from singularityd.faults.journal import JournalLike, number_of
-from singularityd.faults.limits import FaultLimits, Gate
+from singularityd.faults.limits import Caller, FaultLimits, Gate, Situation
 from singularityd.faults.orders import Armed, ArmOrder, Executor
 from singularityd.faults.tasks import Tasks
 from singularityd.faults.worker import Worker, WorkerLike
@@ -34,6 +34,9 @@ __all__ = ["ArmOrder", "Armed", "DryRun", "Executor", "FaultLimits", "FaultServi
 RECOVERY_RETRY = 5.0
 """Seconds between two attempts to close what the last run left."""
 ENDED_KEPT = 256
+PAST_KEPT = 4096
+DAY = 86_400.0
+ADMIN = Caller()
 """Faults that are over and kept at hand, for words about them that come late and for the metrics page."""
 
 
@@ -66,7 +69,9 @@ class FaultService:
         clock: Callable[[], float] = time.time,
         limits: FaultLimits | None = None,
         worker: WorkerLike | None = None,
+        timeout_of: Callable[[Rank], float | None] = lambda rank: None,
     ) -> None:
+        """`timeout_of` says after how many seconds a rank gives up a collective, where it tells."""
         self._registry = registry
         self._tasks = Tasks()
         self._asking = Asking(executor, self._tasks)
@@ -74,10 +79,13 @@ class FaultService:
         self._bus = bus
         self._clock = clock
         self._gate = Gate(limits or FaultLimits())
+        self._timeout_of = timeout_of
         self._log = structlog.get_logger("faults")
         self._actives: dict[tuple[int, int], Active] = {}
         self._numbered: dict[int, Active] = {}
         self._ended: OrderedDict[int, Active] = OrderedDict()
+        self._past: deque[Fault] = deque(maxlen=PAST_KEPT)
+        """Faults that have ended, oldest first."""
         self._recovery: asyncio.Task[None] | None = None
         self._stopping = False
         self._executor_there = True
@@ -119,15 +127,16 @@ class FaultService:
 
     # --- requests ------------------------------------------------------------------------------------------------------------
 
-    async def inject(self, spec: FaultSpec, who: str) -> Fault:
+    async def inject(self, spec: FaultSpec, who: str, caller: Caller = ADMIN) -> Fault:
         """Arm a fault; returned armed, or already ended where that came first. `who` is for the journal and the event.
 
-        Raises the registry's errors, NotAllowed, Busy, AlreadyArmed, RankGone, JournalUnavailable, ExecutorGone and what the executor
-        refuses with. A caller that gives up meanwhile (cancellation) leaves nothing armed.
+        Raises the registry's errors, NotAllowed, Busy, Refused, AlreadyArmed, RankGone, JournalUnavailable, ExecutorGone and what the
+        executor refuses with. A caller that gives up meanwhile (cancellation) leaves nothing armed.
         """
-        rank = self._admit(spec)
+        rank = self._admit(spec, caller)
+        value = results.code(spec.result, rank) if spec.result else 0
         self._gate.count(asyncio.get_running_loop().time())
-        active = Active(self._draft(spec, rank, who), self._bus.publish)
+        active = Active(self._draft(spec, rank, who), self._bus.publish, value=value)
         self._actives[active.key] = active
         arming = self._tasks.spawn(self._arm(active))
         try:
@@ -138,9 +147,11 @@ class FaultService:
                 self._tasks.spawn(self._end(active, "caller gone"))
             raise
 
-    def dry_run(self, spec: FaultSpec, who: str = "") -> DryRun:
+    def dry_run(self, spec: FaultSpec, who: str = "", caller: Caller = ADMIN) -> DryRun:
         """Everything that is checked before arming, and what would happen; nothing is armed, journaled or published."""
-        rank = self._admit(spec)
+        rank = self._admit(spec, caller)
+        if spec.result:
+            results.code(spec.result, rank)
         fault = self._draft(spec, rank, who)
         fault = msgspec.structs.replace(fault, mechanism=wording.find(spec.pattern).mechanisms[0])
         whom = telling.whom(spec.rank, rank.job)
@@ -230,7 +241,7 @@ class FaultService:
 
     # --- arming --------------------------------------------------------------------------------------------------------------
 
-    def _admit(self, spec: FaultSpec) -> Rank:
+    def _admit(self, spec: FaultSpec, caller: Caller) -> Rank:
         """Resolve and check, in one go with no await: two requests for a rank cannot both pass."""
         if self._stopping:
             raise Refused("the daemon is stopping", hint="try again when it runs")
@@ -241,7 +252,14 @@ class FaultService:
             raise AlreadyArmed(f"{whom} has fault {other.fault.id} already", hint=f"`singularityctl clear {other.fault.id}` ends it")
         if other is not None:
             raise AlreadyArmed(f"another request is arming a fault on {whom}", hint="`singularityctl faults` shows it in a moment")
-        self._gate.check(spec, len(self._actives))
+        now = Situation(
+            rank=rank,
+            job=self._registry.jobs().get(rank.job, ()),
+            active=[active.fault for active in self._actives.values()],
+            ended=self._of_the_last_day(),
+            timeout=self._timeout_of(rank),
+        )
+        self._gate.check(spec, caller, now, self._clock())
         if not self._executor_there:
             raise ExecutorGone("the privileged half of the daemon is not running", hint="it is restarted by itself; try again in a moment")
         return rank
@@ -352,6 +370,7 @@ class FaultService:
             by = active.wished_by if reason == active.wish else ""
             active.change(state="ended", ending=reason, ended_at=self._clock())
             self._close(active)
+            self._past.append(active.fault)
             active.tell(telling.ended(active.fault, by))
         elif active.fault.id:
             self._books.save(active.fault)
@@ -392,6 +411,14 @@ class FaultService:
     async def _close_leftovers(self) -> None:
         for fault in await self._books.close_open("daemon restarted"):
             self._bus.publish(telling.ended(fault))
+        # What faults have cost a job today is not forgotten by a restart.
+        self._past.extendleft(fault for fault in await self._books.history(PAST_KEPT) if fault.ended_at > self._clock() - DAY)
+
+    def _of_the_last_day(self) -> list[Fault]:
+        since = self._clock() - DAY
+        while self._past and self._past[0].ended_at <= since:
+            self._past.popleft()
+        return list(self._past)
 
     def _known(self, number: int) -> Active | None:
         return self._numbered.get(number) or self._ended.get(number)
@@ -422,4 +449,15 @@ def _order_of(active: Active) -> ArmOrder:
         duration=spec.duration,
         seed=spec.seed,
         count=spec.count,
+        after=spec.after,
+        action=wording.find(spec.pattern).action,
+        jitter=spec.jitter,
+        distribution=spec.distribution,
+        returns=bool(spec.result),
+        at_once=spec.pattern == "error",
+        value=active.value,
+        on=spec.on,
+        off=spec.off,
+        percent=spec.percent,
+        period=spec.period,
     )

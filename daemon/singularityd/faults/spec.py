@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from singularityd.errors import BadOption, UnknownPattern
 from singularityd.faults import points, quantity
 from singularityd.faults.pattern import Option, Pattern
-from singularityd.faults.patterns import COMING, PATTERNS
+from singularityd.faults.patterns import PATTERNS
+from singularityd.kernel.libraries import tables
 from singularityd.model import FaultSpec
 
 LARGEST_RANK = 2**31 - 1
@@ -48,6 +49,7 @@ def parse(
     job: str = "",
     duration: str = "",
     reason: str = "",
+    may_kill_job: bool = False,
 ) -> FaultSpec:
     """The validated request. `duration` is a text such as `5s`, empty for the default of 10 s.
 
@@ -57,7 +59,11 @@ def parse(
     values: dict[str, Any] = {"rank": _rank(rank), "job": _line("job", job, LONGEST_JOB), "reason": _line("reason", reason, LONGEST_REASON)}
     if duration:
         values["duration"] = quantity.milliseconds("duration", duration) / 1000
+    values["may_kill_job"] = may_kill_job
+    values |= chosen.defaults
     values |= _options(chosen, options.items() if isinstance(options, Mapping) else options)
+    if values.get("result") and not values.get("backend"):
+        values["backend"] = "nccl"  # the one whose calls return something
     spec = FaultSpec(pattern=chosen.name, **values)
     _check_point(chosen, spec)
     chosen.check(spec)
@@ -77,8 +83,6 @@ def find(name: str) -> Pattern:
         if pattern.name == name:
             return pattern
     there_is = f"there is: {', '.join(pattern.name for pattern in PATTERNS)}"
-    if name in COMING:
-        raise UnknownPattern(f"pattern {name!r} is not in this release", hint=there_is)
     near = difflib.get_close_matches(name.lower(), [pattern.name for pattern in PATTERNS], n=1)
     raise UnknownPattern(f"pattern {quantity.shown(name)} is not known", hint=_did_you_mean(near) + there_is)
 
@@ -102,9 +106,13 @@ def _options(pattern: Pattern, given: Iterable[tuple[str, str]]) -> dict[str, An
             raise BadOption(f"option {key} is given twice", hint="keep one of them")
         texts[key] = text
         for field, value in _option(pattern, key).read(text).items():
-            if values.setdefault(field, value) != value:
+            if field == "result":
+                values[field] = value if key == "code" else values.get(field, value)
+            elif values.setdefault(field, value) != value:
                 said = f"point={texts['point']} is a function of {_backend_of(texts['point'])}"
                 raise BadOption(f"{said}, and backend={texts['backend']} is another library", hint="keep one of the two options")
+    if "code" in texts and any(option.name == "mode" for option in pattern.options) and texts.get("mode") != "return":
+        raise BadOption(f"code={texts['code']} is returned with mode=return only", hint="write mode=return, or use the pattern error")
     return values
 
 
@@ -127,11 +135,19 @@ def _option(pattern: Pattern, key: str) -> Option:
 
 def _check_point(pattern: Pattern, spec: FaultSpec) -> None:
     """A point that the pattern can never reach would be armed and never hit."""
-    if spec.backend and spec.backend not in pattern.backends:
-        raise BadOption(f"{pattern.name} cannot be done to calls of {spec.backend}", hint=f"allowed: {', '.join(pattern.backends)}")
+    if spec.backend and (spec.backend not in pattern.backends or (spec.result and spec.backend == "gloo")):
+        raise not_for(spec, spec.backend)
     if spec.backend and spec.point != points.ANY and spec.point not in points.operations(spec.backend):
         allowed = ", ".join(points.operations(spec.backend))
         raise BadOption(f"{spec.backend} has no call {spec.point}", hint=f"{spec.backend} has: {allowed}")
+
+
+def not_for(spec: FaultSpec, backend: str) -> BadOption:
+    """Why a fault cannot be done to calls of a library, and what can."""
+    refusal = next((table.refusal for table in tables() if table.backend == backend), "")
+    what = "a result cannot be returned from" if spec.result else f"{spec.pattern} cannot be done to"
+    others = ", ".join(other.name for other in PATTERNS if backend in other.backends)
+    return BadOption(f"{what} calls of {backend}: {refusal}", hint=f"{backend} has: {others}")
 
 
 def _rank(rank: int) -> int:

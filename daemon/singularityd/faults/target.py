@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from singularityd.errors import RankGone, Refused
+from singularityd.faults import spec as wording
 from singularityd.faults import telling
 from singularityd.model import FaultSpec, Rank
 
@@ -14,6 +15,9 @@ class Ranks(Protocol):
 
     def resolve(self, rank: int, job: str = "") -> Rank:
         """Raises NoSuchRank, NoSuchJob, AmbiguousJob."""
+
+    def jobs(self) -> dict[str, tuple[Rank, ...]]:
+        """Job -> its processes on this host."""
 
 
 def find(registry: Ranks, spec: FaultSpec) -> Rank:
@@ -29,7 +33,12 @@ def find(registry: Ranks, spec: FaultSpec) -> Rank:
 
 def _check_reach(whom: str, rank: Rank, spec: FaultSpec) -> None:
     """A fault that cannot hit is refused here; a process whose libraries are not known yet may load one before the deadline."""
+    pattern = wording.find(spec.pattern)
+    if not pattern.needs_calls:
+        return
     mapped = [library for library in rank.libraries if spec.backend in ("", library.backend)]
+    if rank.libraries and not mapped and (spec.result or not any(library.backend in pattern.backends for library in rank.libraries)):
+        raise wording.not_for(spec, rank.libraries[0].backend)
     if rank.libraries and not mapped:
         there = ", ".join(sorted({library.backend for library in rank.libraries}))
         raise Refused(f"{whom} does not use {spec.backend}: it has {there} mapped", hint=f"leave backend out, or write backend={there}")

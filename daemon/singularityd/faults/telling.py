@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from singularityd.faults import spec as wording
 from singularityd.faults.orders import Armed
 from singularityd.faults.quantity import duration_text, percent_text
 from singularityd.model import Event, Fault, FaultSpec
@@ -37,7 +38,7 @@ def hit(fault: Fault, *, tid: int, op: str, comm: str, index: int, at: float) ->
 
 def held(fault: Fault, tid: int, at: float) -> Event:
     """The thread of a call stands still."""
-    text = f"{_name(fault)} holds {_whom(fault)}: thread {tid}"
+    text = f"{_name(fault)} holds {_whom(fault)}: {'all threads' if _all_threads(fault) else f'thread {tid}'}"
     return _event("fault_held", fault, at, text, {"tid": str(tid)})
 
 
@@ -49,7 +50,10 @@ def released(fault: Fault, tid: int, at: float, seconds: float) -> Event:
 
 def ended(fault: Fault, by: str = "") -> Event:
     """It is over. `by`: who ended it, where somebody did."""
-    hits = "no call was hit" if not fault.hits else "1 call was hit" if fault.hits == 1 else f"{fault.hits} calls were hit"
+    if _all_threads(fault):
+        hits = "it was never stopped" if not fault.hits else f"it was stopped {'once' if fault.hits == 1 else f'{fault.hits} times'}"
+    else:
+        hits = "no call was hit" if not fault.hits else "1 call was hit" if fault.hits == 1 else f"{fault.hits} calls were hit"
     seen = f" of {fault.seen} seen" if fault.seen else ""
     text = f"{_name(fault)} on {_whom(fault)} ended: {fault.ending}{f' by {by}' if by else ''}; {hits}{seen}"
     fields = {"reason": fault.ending, "hits": str(fault.hits), "seen": str(fault.seen), "mechanism": fault.mechanism}
@@ -57,13 +61,18 @@ def ended(fault: Fault, by: str = "") -> Event:
 
 
 def calls(spec: FaultSpec) -> str:
-    """Which calls are meant and what happens to them, for example `25% of nccl allreduce calls, 500ms each`."""
+    """Which calls are meant and what happens to them, for example `25% of nccl allreduce calls, held for 500ms each`."""
+    pattern = wording.find(spec.pattern)
+    if not pattern.needs_calls:
+        return pattern.does(spec)
     point = "collective" if spec.point == "any" else spec.point
     share = "every" if spec.probability >= 100 else f"{percent_text(round(spec.probability * 10_000))} of"
     noun = "call" if share == "every" else "calls"
     words = [f"{share} {f'{spec.backend} ' if spec.backend else ''}{point} {noun}"]
-    words.append(f"{duration_text(spec.milliseconds)} each" if spec.milliseconds else "until the deadline")
-    if spec.count:
+    if spec.after:
+        words.append(f"after the first {spec.after}")
+    words.append(pattern.does(spec))
+    if spec.count and not pattern.defaults.get("count"):
         words.append(f"at most {spec.count}")
     return ", ".join(words)
 
@@ -71,6 +80,10 @@ def calls(spec: FaultSpec) -> str:
 def whom(rank: int, job: str) -> str:
     """`rank 3 of job X`."""
     return f"rank {rank} of job {job}" if job else f"rank {rank}"
+
+
+def _all_threads(fault: Fault) -> bool:
+    return not wording.find(fault.spec.pattern).needs_calls
 
 
 def _seconds(duration: float) -> str:

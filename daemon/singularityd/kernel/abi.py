@@ -12,6 +12,9 @@ LAYOUTS = 256
 BACKENDS = {1: "nccl", 2: "gloo"}
 BACKEND_CODES = {name: code for code, name in BACKENDS.items()}
 
+ACTION_HOLD, ACTION_KILL, ACTION_FREEZE, ACTION_DUTY = 0, 1, 2, 3
+"""What is done to a hit: its thread is stopped; the process is killed. To the whole process, without hits: stopped; stopped in turns."""
+ACTIONS = (ACTION_HOLD, ACTION_KILL, ACTION_FREEZE, ACTION_DUTY)
 SITE_CALL, SITE_RETURN, SITE_END, SITE_POST = 1, 2, 3, 4
 COMM_NONE, COMM_ARGUMENT, COMM_GLOO_OPTIONS = 0, 1, 2
 ID_NONE, ID_BY_VALUE, ID_POINTER, ID_SPLIT = 0, 1, 2, 3
@@ -163,6 +166,8 @@ class Comm(c.Structure):
         ("ended", c.c_uint8),
         ("aligned", c.c_uint8),
         ("pad", c.c_uint8),
+        ("timeout_ms", c.c_uint32),
+        ("pad2", c.c_uint32),
         ("arrivals", ArrivalSlot * ARRIVALS),
     )
 
@@ -184,12 +189,17 @@ class FaultEntry(c.Structure):
         ("seen", c.c_uint64),
         ("hits", c.c_uint64),
         ("max_hits", c.c_uint64),
+        ("after", c.c_uint64),
+        ("on_ns", c.c_uint64),
+        ("period_ns", c.c_uint64),
         ("ms", c.c_uint32),
         ("ppm", c.c_uint32),
         ("rank", c.c_uint32),
         ("point", c.c_uint16),
         ("backend", c.c_uint8),
         ("signal", c.c_uint8),
+        ("action", c.c_uint32),
+        ("pad", c.c_uint32),
     )
 
 
@@ -201,6 +211,7 @@ class Held(c.Structure):
         ("fault", c.c_uint64),
         ("ip", c.c_uint64),
         ("sp", c.c_uint64),
+        ("index", c.c_uint64),
         ("tgid", c.c_uint32),
         ("op", c.c_uint16),
         ("backend", c.c_uint8),

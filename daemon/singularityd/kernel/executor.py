@@ -81,6 +81,7 @@ class Settings(NamedTuple):
     event_pages: int
     process_pages: int
     faults_enabled: bool
+    off_switch: str
     max_duration_ms: int
     max_active: int
     expire_after: float
@@ -529,6 +530,8 @@ class Executor:
         if process is not None and self._attacher is not None:
             process.libraries.clear()
             self._attacher.leave(pid)
+            if self._arms is not None:
+                self._arms.on_exit(pid, "rank exec'd")
 
     def _on_changed(self) -> None:
         assert self._attacher is not None
@@ -701,7 +704,7 @@ class Executor:
 
 def limits_of(settings: Settings) -> arms.Limits:
     """What the executor allows by itself."""
-    return arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active)
+    return arms.Limits(settings.faults_enabled, settings.max_duration_ms, settings.max_active, settings.off_switch)
 
 
 def table_wanted(table: Table) -> Wanted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes as c
 
-VERSION = 1
+VERSION = 2
 LARGEST = 8192
 
 
@@ -71,7 +71,17 @@ class Arm(Message):
         ("duration_ms", c.c_uint32),
         ("point", c.c_uint16),
         ("backend", c.c_uint8),
-        ("pad", c.c_uint8),
+        ("action", c.c_uint8),  # abi.ACTIONS
+        ("after", c.c_uint64),
+        ("value", c.c_int32),  # what the call returns, where `returns`
+        ("jitter_ms", c.c_uint32),
+        ("on_ms", c.c_uint32),  # 0: always in force; else for the first on_ms of on_ms + off_ms
+        ("off_ms", c.c_uint32),
+        ("running_ppm", c.c_uint32),  # ACTION_DUTY: share of the time that the rank runs
+        ("period_ms", c.c_uint32),  # ACTION_DUTY: 0 is chosen by the number of threads
+        ("returns", c.c_uint8),
+        ("distribution", c.c_uint8),  # ptrace.plan.DISTRIBUTIONS
+        ("padding", c.c_uint16),
     )
 
 

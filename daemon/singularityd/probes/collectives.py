@@ -35,6 +35,15 @@ class CollectiveReader:
         stats = [_stats(key, value, offset) for key, value in bpf.read_all(self._stats, abi.StatKey, abi.Stat, _STATS)]
         return Calls(stats=tuple(stats), in_flight=tuple(self.in_flight()), arrivals=tuple(self.arrivals()))
 
+    def timeout(self, pid: int) -> float | None:
+        """Seconds after which a process gives up a collective, by the shortest of its communicators; None where none tells."""
+        found = [
+            value.timeout_ms / 1000
+            for key, value in bpf.read_all(self._comms, abi.CommKey, abi.Comm, _COMMS)
+            if key.tgid == pid and value.timeout_ms and not value.ended
+        ]
+        return min(found, default=None)
+
     def in_flight(self) -> list[InFlight]:
         """Calls that have begun and not ended."""
         held = self._held()

@@ -67,6 +67,7 @@ class Evidence:
     name: str = ""
     namespace_pids: tuple[int, ...] = ()
     environment: Identity = field(default_factory=Identity)
+    drill: bool = False
     observed: bool = False
     """Whether the process itself was reported, not only a library or a call of it."""
     libraries: dict[tuple[str, int, int], Library] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class Evidence:
     def read_environment(self, environ: dict[str, str]) -> None:
         """Take the variables in; an exec replaces what an earlier image had."""
         self.environment = identify(environ)
+        self.drill = environ.get("SINGULARITY_DRILL") == "1"
 
     def absorb(self, early: Evidence) -> None:
         """Take over what was seen of this pid before the process was reported."""
@@ -115,6 +117,7 @@ class Evidence:
             libraries=tuple(self.libraries[key] for key in sorted(self.libraries)),
             state=self.state,
             visibility=visibility(self.libraries.values()),
+            drill=self.drill,
         )
 
 

@@ -18,6 +18,7 @@ from . import tree
 from .evidence import Claim, Comm, CommKind, Evidence, identity
 from .memory import RankMemory
 from .ras import RasRank
+from .resolve import members
 from .resolve import resolve as resolve_rank
 from .tree import Key
 
@@ -178,6 +179,10 @@ class RankRegistry:
     def resolve(self, rank: int, job: str = "") -> Rank:
         """The live process that is that rank. Raises NoSuchRank, NoSuchJob or AmbiguousJob, with what there is and what to do."""
         return resolve_rank(self.jobs(), rank, job, lambda gone: self._processes[gone.pid, gone.start_time].ending)
+
+    def members(self, job: str = "") -> tuple[Rank, ...]:
+        """The live ranks of a job, or of the only one. Raises NoSuchRank, NoSuchJob or AmbiguousJob."""
+        return members(self.jobs(), job)
 
     def subscribe(self, callback: Callback) -> None:
         """Call `callback(new, old)` on each change of a rank that is shown; `old` is None when it is shown for the first time."""

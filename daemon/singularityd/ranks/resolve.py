@@ -15,15 +15,10 @@ def resolve(ranks: Mapping[str, tuple[Rank, ...]], number: int, job: str, ending
 
     Raises NoSuchRank, NoSuchJob and AmbiguousJob with the lists to choose from. `ending` says why an exited rank exited.
     """
-    numbered = {name: [rank for rank in members if rank.rank is not None] for name, members in ranks.items()}
-    numbered = {name: members for name, members in numbered.items() if members}
-    if not numbered:
-        raise NoSuchRank(
-            "no ranks run on this host", hint="singularityctl ranks lists what was found; singularityctl doctor says what cannot be seen"
-        )
+    numbered = _numbered(ranks)
     name = _job(numbered, job)
-    members = numbered[name]
-    found = [rank for rank in members if rank.rank == number]
+    of_job = numbered[name]
+    found = [rank for rank in of_job if rank.rank == number]
     live = [rank for rank in found if rank.state in _LIVE]
     if len(live) == 1:
         return live[0]
@@ -32,12 +27,29 @@ def resolve(ranks: Mapping[str, tuple[Rank, ...]], number: int, job: str, ending
         raise AmbiguousJob(
             f"several processes say they are rank {number} of job {name}: pids {pids}", hint="they may be of jobs with no name of their own"
         )
-    running = compact(rank.rank for rank in members if rank.state in _LIVE)
+    running = compact(rank.rank for rank in of_job if rank.state in _LIVE)
     here = f"this host runs {running}" if running else "this host runs none of its ranks now"
     if found:
         why = ending(found[-1]) if found[-1].state == "exited" else "it is dying"
         raise NoSuchRank(f"rank {number} of job {name} exited{f' ({why})' if why else ''}: {here}")
     raise NoSuchRank(f"no rank {number} in job {name}: {here}", hint="singularityctl ranks lists them")
+
+
+def _numbered(ranks: Mapping[str, tuple[Rank, ...]]) -> dict[str, list[Rank]]:
+    """Job -> its ranks with a number. Raises NoSuchRank where there is none at all."""
+    numbered = {name: [rank for rank in found if rank.rank is not None] for name, found in ranks.items()}
+    numbered = {name: found for name, found in numbered.items() if found}
+    if not numbered:
+        raise NoSuchRank(
+            "no ranks run on this host", hint="singularityctl ranks lists what was found; singularityctl doctor says what cannot be seen"
+        )
+    return numbered
+
+
+def members(ranks: Mapping[str, tuple[Rank, ...]], job: str) -> tuple[Rank, ...]:
+    """The live ranks of a job, or of the only one. Raises NoSuchRank, NoSuchJob and AmbiguousJob."""
+    numbered = _numbered(ranks)
+    return tuple(rank for rank in numbered[_job(numbered, job)] if rank.state in _LIVE)
 
 
 def _job(ranks: Mapping[str, list[Rank]], asked: str) -> str:

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,10 @@ parser.add_argument("--steps", type=int, default=0)
 parser.add_argument("--pause", type=float, default=0.05)
 parser.add_argument("--gate", action="store_true")
 parser.add_argument("--elements", type=int, default=1000)
+parser.add_argument("--timeout", type=float, default=1800)
 options = parser.parse_args()
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
 rank = dist.get_rank()
 say(rank=rank, pid=os.getpid())
 if options.gate:

@@ -206,8 +206,9 @@ async def test_a_history_that_is_too_long_is_cut_to_the_newest(host: Host, monke
 
 async def test_patterns_and_doctor_and_version(host: Host) -> None:
     async with Stubs(host.control) as stubs:
-        (pattern,) = (await stubs.faults.ListPatterns(pb.ListPatternsRequest())).patterns
-        assert pattern.name == "timeout"
+        patterns = {pattern.name: pattern for pattern in (await stubs.faults.ListPatterns(pb.ListPatternsRequest())).patterns}
+        assert list(patterns) == ["timeout", "delay", "error", "hang", "slow", "kill", "flap"]
+        pattern = patterns["timeout"]
         assert {"point", "probability", "ms"} <= {option.name for option in pattern.options}
         check = await stubs.doctor.Check(pb.CheckRequest())
         assert check.complete

@@ -56,6 +56,9 @@ class FakeClient:
         default = samples.ARMED if not asked["dry_run"] else samples.DRY
         return self._answer("inject", default, **asked)
 
+    def inject_many(self, **asked: Any) -> node_pb2.ListFaultsReply:
+        return self._answer("inject_many", node_pb2.ListFaultsReply(faults=[samples.ARMED, samples.ARMED]), **asked)
+
     def clear(self, fault: str) -> node_pb2.ListFaultsReply:
         return self._answer("clear", node_pb2.ListFaultsReply(faults=[samples.ENDED]), id=fault)
 

@@ -65,6 +65,7 @@ ARMED = pb.Fault(
     who="uid 0, pid 901",
     created_at=1_780_000_097.9,
     armed_at=1_780_000_098.0,
+    doing="every collective call, held until the deadline",
 )
 ENDED = pb.Fault()
 ENDED.CopyFrom(ARMED)
@@ -85,6 +86,7 @@ DRY = pb.Fault(
     duration_seconds=5,
     count=3,
     mechanism="ptrace",
+    doing="25% of gloo allreduce calls, held for 200ms each, at most 3",
 )
 REFUSED = pb.Fault(
     id="f11",

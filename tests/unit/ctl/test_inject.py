@@ -41,8 +41,26 @@ def test_options_and_arguments_in_any_order(order: tuple[int, ...]) -> None:
         "duration": "5s",
         "reason": "",
         "dry_run": False,
+        "may_kill_job": False,
     }
     assert asked(client, "wait") == {"id": "f12", "timeout": samples.ARMED.duration_seconds + 15}
+
+
+@pytest.mark.parametrize("text", ["1,3", "0-2", "all", "random:2"])
+def test_several_ranks(text: str) -> None:
+    client = FakeClient()
+    result = ask("inject", "--rank", text, "--may-kill-job", "timeout", "ms=5", "--wait", client=client)
+    assert result.exit_code == 0, result.output
+    question = asked(client, "inject_many")
+    assert (question["ranks"], question["options"], question["may_kill_job"]) == (text, {"ms": "5"}, True)
+    assert [what for what, _ in client.asked].count("wait") == 2
+    assert result.output.count("armed f12") == 2
+
+
+def test_several_ranks_of_which_one_is_not_hit() -> None:
+    result = ask("inject", "--rank", "all", "timeout", "--wait", client=FakeClient(wait=[samples.UNHIT, samples.ENDED]))
+    assert result.exit_code == 5
+    assert "2 hits" in result.output
 
 
 def test_rank_0_is_a_rank() -> None:

@@ -218,6 +218,12 @@ class FakeRanks:
             raise NoSuchRank(f"no rank {number} here", hint="ranks 0-3")
         return self.ranks[number]
 
+    def jobs(self):
+        found = {}
+        for one in self.ranks.values():
+            found.setdefault(one.job, []).append(one)
+        return {job: tuple(ranks) for job, ranks in found.items()}
+
     def change(self, number, **values):
         self.ranks[number] = msgspec.structs.replace(self.ranks[number], **values)
 
@@ -257,7 +263,7 @@ class World:
             journal=self.journal,
             bus=self.bus,
             clock=asyncio.get_running_loop().time,
-            limits=FaultLimits(**({"per_minute": 10_000} | limits)),
+            limits=FaultLimits(**({"per_minute": 10_000, "max_ranks_per_job": 100, "budget": 86_400.0} | limits)),
             worker=self.worker,
         )
         self.link = self.executor.link = Link(self.service, asyncio.get_running_loop())

@@ -76,7 +76,7 @@ def test_the_row_is_written_before_the_executor_is_asked_and_says_armed_before_a
     assert fault.state == "armed"
     assert (fault.id, fault.job, fault.pid, fault.start_time, fault.mechanism, fault.who) == ("f1", "tiny", 103, 7, "ptrace", "uid 0")
     assert world.executor.states_at_arm == ["arming"]
-    assert world.journal.calls == ["close_open", "create", "update"]
+    assert world.journal.calls == ["close_open", "history", "create", "update"]
     assert published_when == [("fault_armed", "armed")]
 
 
@@ -96,7 +96,7 @@ def test_from_armed_to_ended_every_event_is_a_sentence(loop, world):
     world.executor.end(1, "deadline", seen=3)
     assert world.bus.kinds() == ["fault_armed", "fault_hit", "fault_held", "fault_released", "fault_ended"]
     assert world.bus.texts() == [
-        "fault f1 (timeout) is armed on rank 3 of job tiny for 5s by ptrace: every allreduce call, until the deadline",
+        "fault f1 (timeout) is armed on rank 3 of job tiny for 5s by ptrace: every allreduce call, held until the deadline",
         "fault f1 (timeout) hit rank 3 of job tiny in allreduce of communicator ab12cd34: thread 812",
         "fault f1 (timeout) holds rank 3 of job tiny: thread 812",
         "fault f1 (timeout) let rank 3 of job tiny go on: thread 812, held for 4.980 s",
@@ -177,7 +177,7 @@ def test_a_rank_that_is_ending_is_refused_before_anything_is_written(loop, world
 def test_an_unknown_rank_writes_nothing(loop, world):
     with pytest.raises(NoSuchRank):
         inject(loop, world, rank_spec(7))
-    assert world.journal.calls == ["close_open"]
+    assert world.journal.calls == ["close_open", "history"]
 
 
 def test_a_fault_that_could_never_hit_is_refused(loop, world):
@@ -210,10 +210,10 @@ def test_limits(loop):
 
 
 def test_switched_off(loop):
-    world = world_in(loop, enabled=False)
+    world = world_in(loop, mode="off")
     with pytest.raises(NotAllowed) as caught:
         inject(loop, world)
-    assert "faults.enabled = true" in caught.value.hint
+    assert 'faults.mode = "admin"' in caught.value.hint
     assert world.journal.rows == {}
 
 
@@ -482,7 +482,7 @@ def test_dry_run_checks_everything_and_does_nothing(loop, world):
     told = world.service.dry_run(rank_spec(3, backend="gloo", point="allreduce", probability=25.0), "uid 0")
     assert told.text == (
         "would arm timeout on rank 3 of job tiny (process 103, python) by ptrace: "
-        "25% of gloo allreduce calls, until the deadline, for 5 s; nothing was armed"
+        "25% of gloo allreduce calls, held until the deadline, for 5 s; nothing was armed"
     )
     assert (told.fault.id, told.fault.mechanism, told.rank.pid) == ("", "ptrace", 103)
     for spec, error in ((rank_spec(7), NoSuchRank), (rank_spec(3, duration=100.0), NotAllowed), (rank_spec(3, backend="nccl"), Refused)):
@@ -491,7 +491,7 @@ def test_dry_run_checks_everything_and_does_nothing(loop, world):
     inject(loop, world)
     with pytest.raises(AlreadyArmed):
         world.service.dry_run(rank_spec(3))
-    assert (before, world.executor.orders[1:], world.bus.kinds()) == (["close_open"], [], ["fault_armed"])
+    assert (before, world.executor.orders[1:], world.bus.kinds()) == (["close_open", "history"], [], ["fault_armed"])
 
 
 def test_stop_clears_everything_and_journals_it(loop, world):

@@ -268,12 +268,10 @@ def test_the_real_child_reads_as_the_start_did(tmp_path: Any, monkeypatch: pytes
         return got[0]
 
     assert answered()[:3] == ("", [], [])
-    file.write_text(
-        '[log]\nlevel = "debug"\n[metrics]\nport = 9\nseries = 5\n[faults]\nenabled = false\n[kernel]\nguard = false\nlinger = 3'
-    )
+    file.write_text('[log]\nlevel = "debug"\n[metrics]\nport = 9\nseries = 5\n[faults]\nmode = "off"\n[kernel]\nguard = false\nlinger = 3')
     good = answered()
     assert good.error == ""
-    assert sorted(good.changed) == ["faults.enabled", "kernel.linger", "metrics.series"]
+    assert sorted(good.changed) == ["faults.mode", "kernel.linger", "metrics.series"]
     assert good.restart == ["kernel.guard"]
     assert (good.slim["faults_enabled"], good.slim["linger"], good.slim["guard_limit"]) == (False, 3.0, 20_000)
     front = msgspec.json.decode(good.front, type=Settings)

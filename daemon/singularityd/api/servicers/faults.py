@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from singularityd.api import convert
@@ -10,7 +10,8 @@ from singularityd.api.ports import FaultService, Parse, Pattern
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.api.v1 import node_pb2_grpc
 from singularityd.errors import UsageError
-from singularityd.model import Fault
+from singularityd.faults import many
+from singularityd.model import Fault, FaultSpec, Rank
 
 WHO = "control socket"
 """grpc does not say which process is behind a unix socket, so the journal names the socket whose permissions let the caller in."""
@@ -22,22 +23,46 @@ ROOM = 3 << 20
 class Faults(node_pb2_grpc.FaultsServicer):
     """The fault service, by wire."""
 
-    def __init__(self, *, faults: FaultService, parse: Parse, patterns: Sequence[Pattern], who: str = WHO) -> None:
+    def __init__(
+        self, *, faults: FaultService, parse: Parse, patterns: Sequence[Pattern], members: Callable[[str], Sequence[Rank]], who: str = WHO
+    ) -> None:
+        """`members` lists the live ranks of a job."""
         self._faults = faults
         self._parse = parse
         self._patterns = patterns
+        self._members = members
         self._who = who
 
     async def Inject(self, request: pb.InjectRequest, context: Any) -> pb.Fault:
         """Validate, journal and arm, or only say what would be armed. A caller that goes away meanwhile leaves nothing armed."""
         if not request.HasField("rank"):
             raise UsageError("the request names no rank", hint="say which rank to disturb; singularityctl ranks lists them")
-        spec = self._parse(
-            request.pattern, request.rank, dict(request.options), job=request.job, duration=request.duration, reason=request.reason
-        )
+        spec = self._spec(request, request.rank)
         if request.dry_run:
             return convert.fault(self._faults.dry_run(spec, self._who).fault, dry_run=True)
         return convert.fault(await self._faults.inject(spec, self._who))
+
+    async def InjectMany(self, request: pb.InjectRequest, context: Any) -> pb.ListFaultsReply:
+        """The same on several ranks: all are armed, or none. A caller that goes away meanwhile leaves nothing armed."""
+        if not request.ranks:
+            raise UsageError("the request names no ranks", hint="write for example 1,3 or all")
+        members = self._members(request.job)
+        if request.dry_run:
+            numbers = many.numbers(members, request.ranks, self._spec(request, 0).seed)
+            dry = [self._faults.dry_run(self._spec(request, number), self._who).fault for number in numbers]
+            return pb.ListFaultsReply(faults=[convert.fault(fault, dry_run=True) for fault in dry])
+        return _listed(await many.inject(self._faults, members, request.ranks, lambda rank: self._spec(request, rank), self._who))
+
+    def _spec(self, request: pb.InjectRequest, rank: int) -> FaultSpec:
+        return self._parse(
+            request.pattern,
+            rank,
+            dict(request.options),
+            job=request.job,
+            duration=request.duration,
+            reason=request.reason,
+            may_kill_job=request.may_kill_job,
+        )
 
     async def Clear(self, request: pb.ClearRequest, context: Any) -> pb.ListFaultsReply:
         """End one fault, or all. Raises NoSuchFault."""

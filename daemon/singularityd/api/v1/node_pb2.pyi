@@ -579,6 +579,8 @@ class InjectRequest(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    MAY_KILL_JOB_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     job: _builtins.str
     """Empty: the host's only job."""
@@ -587,9 +589,13 @@ class InjectRequest(_message.Message):
     """For example 5s; empty: 10s."""
     reason: _builtins.str
     dry_run: _builtins.bool
+    ranks: _builtins.str
+    """InjectMany, instead of rank: 1,3, 0-2, all, random:2."""
+    may_kill_job: _builtins.bool
+    """The caller knows that the job's own time-out may end it first."""
     @_builtins.property
     def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The user's words: point, ms, probability, count, seed."""
+        """The user's words, as ListPatterns names them."""
 
     def __init__(
         self,
@@ -601,10 +607,12 @@ class InjectRequest(_message.Message):
         duration: _builtins.str = ...,
         reason: _builtins.str = ...,
         dry_run: _builtins.bool = ...,
+        ranks: _builtins.str = ...,
+        may_kill_job: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "rank", b"rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "dry_run", b"dry_run", "duration", b"duration", "job", b"job", "options", b"options", "pattern", b"pattern", "rank", b"rank", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "dry_run", b"dry_run", "duration", b"duration", "job", b"job", "may_kill_job", b"may_kill_job", "options", b"options", "pattern", b"pattern", "rank", b"rank", "ranks", b"ranks", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
@@ -638,6 +646,7 @@ class Fault(_message.Message):
     HITS_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
+    DOING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     pattern: _builtins.str
     state: Global___FaultState.ValueType
@@ -661,6 +670,8 @@ class Fault(_message.Message):
     ending: _builtins.str
     seen: _builtins.int
     """Calls at its point while it was armed, hit or not; known when it has ended."""
+    doing: _builtins.str
+    """What happens to which calls, for people."""
     def __init__(
         self,
         *,
@@ -686,10 +697,11 @@ class Fault(_message.Message):
         hits: _builtins.int = ...,
         ending: _builtins.str = ...,
         seen: _builtins.int = ...,
+        doing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed_at", b"armed_at", "backend", b"backend", "count", b"count", "created_at", b"created_at", "duration_seconds", b"duration_seconds", "ended_at", b"ended_at", "ending", b"ending", "hits", b"hits", "id", b"id", "job", b"job", "mechanism", b"mechanism", "milliseconds", b"milliseconds", "pattern", b"pattern", "pid", b"pid", "point", b"point", "probability_percent", b"probability_percent", "rank", b"rank", "reason", b"reason", "seed", b"seed", "seen", b"seen", "state", b"state", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed_at", b"armed_at", "backend", b"backend", "count", b"count", "created_at", b"created_at", "doing", b"doing", "duration_seconds", b"duration_seconds", "ended_at", b"ended_at", "ending", b"ending", "hits", b"hits", "id", b"id", "job", b"job", "mechanism", b"mechanism", "milliseconds", b"milliseconds", "pattern", b"pattern", "pid", b"pid", "point", b"point", "probability_percent", b"probability_percent", "rank", b"rank", "reason", b"reason", "seed", b"seed", "seen", b"seen", "state", b"state", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -272,6 +272,11 @@ class FaultsStub:
                 request_serializer=node__pb2.InjectRequest.SerializeToString,
                 response_deserializer=node__pb2.Fault.FromString,
                 _registered_method=True)
+        self.InjectMany = channel.unary_unary(
+                '/singularity.node.v1.Faults/InjectMany',
+                request_serializer=node__pb2.InjectRequest.SerializeToString,
+                response_deserializer=node__pb2.ListFaultsReply.FromString,
+                _registered_method=True)
         self.Clear = channel.unary_unary(
                 '/singularity.node.v1.Faults/Clear',
                 request_serializer=node__pb2.ClearRequest.SerializeToString,
@@ -309,9 +314,16 @@ class FaultsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Clear(self, request, context):
+    def InjectMany(self, request, context):
         """End faults now.
+        The same on several ranks of a job: on all of them, or on none.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Clear(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -348,6 +360,11 @@ def add_FaultsServicer_to_server(servicer, server):
                     servicer.Inject,
                     request_deserializer=node__pb2.InjectRequest.FromString,
                     response_serializer=node__pb2.Fault.SerializeToString,
+            ),
+            'InjectMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.InjectMany,
+                    request_deserializer=node__pb2.InjectRequest.FromString,
+                    response_serializer=node__pb2.ListFaultsReply.SerializeToString,
             ),
             'Clear': grpc.unary_unary_rpc_method_handler(
                     servicer.Clear,
@@ -402,6 +419,33 @@ class Faults:
             '/singularity.node.v1.Faults/Inject',
             node__pb2.InjectRequest.SerializeToString,
             node__pb2.Fault.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InjectMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/singularity.node.v1.Faults/InjectMany',
+            node__pb2.InjectRequest.SerializeToString,
+            node__pb2.ListFaultsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -108,8 +108,11 @@ class FaultsStub:
     def __new__(cls, channel: _aio.Channel) -> FaultsAsyncStub: ...
     Inject: _grpc.UnaryUnaryMultiCallable[_node_pb2.InjectRequest, _node_pb2.Fault]
     """Validate, journal, arm. Returns when armed or refused."""
+    InjectMany: _grpc.UnaryUnaryMultiCallable[_node_pb2.InjectRequest, _node_pb2.ListFaultsReply]
+    """End faults now.
+    The same on several ranks of a job: on all of them, or on none.
+    """
     Clear: _grpc.UnaryUnaryMultiCallable[_node_pb2.ClearRequest, _node_pb2.ListFaultsReply]
-    """End faults now."""
     List: _grpc.UnaryUnaryMultiCallable[_node_pb2.ListFaultsRequest, _node_pb2.ListFaultsReply]
     Get: _grpc.UnaryUnaryMultiCallable[_node_pb2.GetFaultRequest, _node_pb2.Fault]
     Wait: _grpc.UnaryUnaryMultiCallable[_node_pb2.GetFaultRequest, _node_pb2.Fault]
@@ -121,8 +124,11 @@ class FaultsAsyncStub(FaultsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Inject: _aio.UnaryUnaryMultiCallable[_node_pb2.InjectRequest, _node_pb2.Fault]  # type: ignore[assignment]
     """Validate, journal, arm. Returns when armed or refused."""
+    InjectMany: _aio.UnaryUnaryMultiCallable[_node_pb2.InjectRequest, _node_pb2.ListFaultsReply]  # type: ignore[assignment]
+    """End faults now.
+    The same on several ranks of a job: on all of them, or on none.
+    """
     Clear: _aio.UnaryUnaryMultiCallable[_node_pb2.ClearRequest, _node_pb2.ListFaultsReply]  # type: ignore[assignment]
-    """End faults now."""
     List: _aio.UnaryUnaryMultiCallable[_node_pb2.ListFaultsRequest, _node_pb2.ListFaultsReply]  # type: ignore[assignment]
     Get: _aio.UnaryUnaryMultiCallable[_node_pb2.GetFaultRequest, _node_pb2.Fault]  # type: ignore[assignment]
     Wait: _aio.UnaryUnaryMultiCallable[_node_pb2.GetFaultRequest, _node_pb2.Fault]  # type: ignore[assignment]
@@ -139,12 +145,21 @@ class FaultsServicer(metaclass=_abc_1.ABCMeta):
         """Validate, journal, arm. Returns when armed or refused."""
 
     @_abc_1.abstractmethod
+    def InjectMany(
+        self,
+        request: _node_pb2.InjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.ListFaultsReply, _abc.Awaitable[_node_pb2.ListFaultsReply]]:
+        """End faults now.
+        The same on several ranks of a job: on all of them, or on none.
+        """
+
+    @_abc_1.abstractmethod
     def Clear(
         self,
         request: _node_pb2.ClearRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_node_pb2.ListFaultsReply, _abc.Awaitable[_node_pb2.ListFaultsReply]]:
-        """End faults now."""
+    ) -> _typing.Union[_node_pb2.ListFaultsReply, _abc.Awaitable[_node_pb2.ListFaultsReply]]: ...
 
     @_abc_1.abstractmethod
     def List(

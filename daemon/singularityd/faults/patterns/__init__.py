@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from singularityd.faults.pattern import Pattern
-from singularityd.faults.patterns import timeout
+from singularityd.faults.patterns import delay, error, flap, hang, kill, slow, timeout
 
-PATTERNS: tuple[Pattern, ...] = (timeout.PATTERN,)
-
-COMING = ("delay", "error", "hang", "slow", "kill", "flap")
-"""Names that later releases give to patterns: refused by name, so that nobody looks for a typing error."""
+PATTERNS: tuple[Pattern, ...] = (
+    timeout.PATTERN,
+    delay.PATTERN,
+    error.PATTERN,
+    hang.PATTERN,
+    slow.PATTERN,
+    kill.PATTERN,
+    flap.PATTERN,
+)

@@ -44,6 +44,8 @@ class Table(NamedTuple):
     """Why the patterns that are missing from `faults` are refused."""
     results: Mapping[int, str]
     """The library's result code -> the name shown as label `result`."""
+    result_of: Callable[[str, str], int | None]
+    """(name of a result, version) -> its code; None where this version has none, or calls return nothing."""
 
 
 def tables() -> tuple[Table, ...]:

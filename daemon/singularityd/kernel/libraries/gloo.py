@@ -91,7 +91,8 @@ TABLE = Table(
     version_file=("../version.py", rb"__version__ = '([^']+)'"),
     sites=sites,
     structure="",
-    faults=("timeout",),
+    faults=("timeout", "delay", "hang", "slow", "kill", "flap"),
     refusal="gloo's functions return void and throw: an error cannot be returned, and skipping a call would pass unreduced data as reduced",
     results=_RESULTS,
+    result_of=lambda name, version: None,
 )

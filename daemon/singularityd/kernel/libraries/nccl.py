@@ -57,6 +57,21 @@ _RESULTS = {
     250: "unknown",
 }
 
+RESULT_CODES = {
+    "ncclUnhandledCudaError": 1,
+    "ncclSystemError": 2,
+    "ncclInternalError": 3,
+    "ncclInvalidArgument": 4,
+    "ncclInvalidUsage": 5,
+    "ncclRemoteError": 6,
+    "ncclInProgress": 7,
+    "ncclTimeout": 8,
+}
+"""Without ncclSuccess: a call that was skipped must not report success on data that nobody has reduced."""
+_TIMEOUT_SINCE = (2, 30)
+TIMEOUT = "timeout"
+"""The library's own time-out where its version has one, else its system error."""
+
 
 def _site(op: str, **arguments: int) -> abi.Site:
     return abi.Site(backend=abi.BACKEND_CODES["nccl"], op=abi.OP_CODES[op], **arguments)
@@ -102,6 +117,16 @@ def sites(symbols: Mapping[str, int], version: str) -> list[SiteSpec]:
     return found
 
 
+def result_of(name: str, version: str) -> int | None:
+    """The code of a result, or of TIMEOUT; None where this version does not know it. An unknown version is taken for an old one."""
+    numbers = tuple(int(part) for part in version.split(".")[:2]) if version else (0, 0)
+    if name == TIMEOUT:
+        name = "ncclTimeout" if numbers >= _TIMEOUT_SINCE else "ncclSystemError"
+    if name == "ncclTimeout" and numbers < _TIMEOUT_SINCE:
+        return None
+    return RESULT_CODES.get(name)
+
+
 TABLE = Table(
     backend="nccl",
     markers=(b"ncclAllReduce",),
@@ -111,7 +136,8 @@ TABLE = Table(
     version_file=("", b""),
     sites=sites,
     structure="ncclComm",
-    faults=("timeout",),
+    faults=("timeout", "delay", "error", "hang", "slow", "kill", "flap"),
     refusal="",
     results=_RESULTS,
+    result_of=result_of,
 )

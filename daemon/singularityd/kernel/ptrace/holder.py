@@ -1,8 +1,9 @@
 """The holder: one child of the executor for each armed fault.
 
-Its life: check the rank, choose a signal, seize every thread (this stops none of them), say Armed, wait for the deadline, hold the
-threads that are hit, let them go, exit. Exiting is how it detaches: the kernel's exit_ptrace leaves running threads running, where
-PTRACE_DETACH would need each of them interrupted first (an epoll_wait of the rank would then fail with EINTR).
+Its life: check the rank, choose a signal, seize every thread (this stops none of them), say Armed, wait for the deadline, do what the
+plan says to the threads that are hit or to all of them, let them go, exit. Exiting is how it detaches: the kernel's exit_ptrace leaves
+running threads running, where PTRACE_DETACH would need each of them interrupted first (an epoll_wait of the rank would then fail with
+EINTR).
 
 Executor side: `start`, then poll `Holder.fileno()`. `kill -9` of the holder in any state lets the rank go, and so does the
 executor's own death (PR_SET_PDEATHSIG).
@@ -26,14 +27,15 @@ from singularityd.kernel.procfs import ProcFs
 from singularityd.kernel.ptrace import calls, choose
 from singularityd.kernel.ptrace.engine import Engine, Hit
 from singularityd.kernel.ptrace.outbox import Outbox
+from singularityd.kernel.ptrace.plan import Plan
 
-__all__ = ["Armed", "Ended", "Held", "Hit", "HoldOrder", "Holder", "Refused", "Released", "Report", "start"]
+__all__ = ["Armed", "Ended", "Held", "Hit", "HoldOrder", "Holder", "Plan", "Refused", "Released", "Report", "Trouble", "start"]
 
-_ARMED, _REFUSED, _HELD, _RELEASED, _ENDED = 1, 2, 3, 4, 5
+_ARMED, _REFUSED, _HELD, _RELEASED, _ENDED, _TROUBLE = 1, 2, 3, 4, 5, 6
 _RECORD = struct.Struct("<IIQQ")
 _TEXT_LIMIT = 2048
 _BEGIN, _RELEASE = 1, 2
-_COMMAND = struct.Struct("<IIQ")
+_COMMAND = struct.Struct("<IIQQ")
 _IDLE = 60.0
 """Seconds a holder waits between Armed and begin before it gives up: its executor is wedged."""
 
@@ -44,8 +46,7 @@ class HoldOrder(NamedTuple):
     fault: int
     pid: int
     start_time: int
-    milliseconds: int
-    """How long each hit thread is held; 0: until the deadline."""
+    plan: Plan
     ours: Callable[[int], Hit | None]
     """tid -> the hit, taken out; called in the child."""
     keep: tuple[int, ...] = ()
@@ -82,13 +83,21 @@ class Released(NamedTuple):
     held_ns: int
 
 
+class Trouble(NamedTuple):
+    """Something could not be done as asked; the fault goes on."""
+
+    text: str
+
+
 class Ended(NamedTuple):
     """The holder is done: deadline, cleared, rank exited, rank exec'd."""
 
     reason: str
+    freezes: int = 0
+    """How often the whole process was stopped."""
 
 
-Report = Armed | Refused | Held | Released | Ended
+Report = Armed | Refused | Held | Released | Trouble | Ended
 
 
 class Holder:
@@ -105,18 +114,18 @@ class Holder:
         """Readable when it reports or dies."""
         return self._channel.fileno()
 
-    def begin(self, end_ns: int) -> None:
+    def begin(self, start_ns: int, end_ns: int) -> None:
         """The fault is in force; let go at this CLOCK_MONOTONIC time."""
-        self._command(_BEGIN, end_ns)
+        self._command(_BEGIN, start_ns, end_ns)
 
     def release(self, reason: str) -> None:
         """Let go now and end."""
         del reason
-        self._command(_RELEASE, 0)
+        self._command(_RELEASE)
 
-    def _command(self, kind: int, value: int) -> None:
+    def _command(self, kind: int, start_ns: int = 0, end_ns: int = 0) -> None:
         try:
-            self._channel.send(_COMMAND.pack(kind, 0, value))
+            self._channel.send(_COMMAND.pack(kind, 0, start_ns, end_ns))
         except OSError:
             return  # it is gone; read() says so
 
@@ -171,7 +180,9 @@ def _decode(data: bytes) -> Report | None:
         return Held(number, first)
     if kind == _RELEASED:
         return Released(number, first)
-    return Ended(words[0]) if kind == _ENDED else None
+    if kind == _TROUBLE:
+        return Trouble(words[0])
+    return Ended(words[0], number) if kind == _ENDED else None
 
 
 def start(order: HoldOrder, *, procfs: ProcFs) -> Holder:
@@ -253,6 +264,10 @@ class _Child:
         """Engine's listener."""
         self._outbox.put(_record(_RELEASED, tid, held_ns))
 
+    def trouble(self, text: str) -> None:
+        """Engine's listener."""
+        self._outbox.put(_record(_TROUBLE, text=text))
+
     def run(self) -> None:
         """From the checks to the exit."""
         wake = self._handle_signals()
@@ -263,9 +278,7 @@ class _Child:
         if isinstance(chosen, choose.Refusal):
             self._refuse(chosen)
             return
-        engine = Engine(
-            pid=order.pid, signal_number=chosen, milliseconds=order.milliseconds, ours=order.ours, procfs=self._procfs, listener=self
-        )
+        engine = Engine(pid=order.pid, signal_number=chosen, plan=order.plan, ours=order.ours, procfs=self._procfs, listener=self)
         refused = engine.seize()
         if refused is not None:
             self._refuse(refused)
@@ -273,7 +286,7 @@ class _Child:
         self.armed = True
         self._outbox.put(_record(_ARMED, len(engine.threads), chosen, time.monotonic_ns() - began))
         self._hold(engine, wake)
-        self._outbox.put(_record(_ENDED, text=self._reason or engine.ended))
+        self._outbox.put(_record(_ENDED, engine.freezes, text=self._reason or engine.ended))
 
     def _refuse(self, why: choose.Refusal) -> None:
         self._outbox.put(_record(_REFUSED, text="\0".join(why)))
@@ -288,36 +301,39 @@ class _Child:
         return reading
 
     def _hold(self, engine: Engine, wake: int) -> None:
-        poll = select.poll()
-        poll.register(wake, select.POLLIN)
         idle = time.monotonic_ns() + int(_IDLE * 1e9)
+        channel = os.dup(self._channel.fileno())  # low: select takes numbers below 1024 only
         while not self._reason:
             drained = engine.drain()
-            engine.release(everything=False)
+            engine.release()
+            engine.turn()
             now = time.monotonic_ns()
             end = self._end_ns or idle
             if engine.ended or now >= end:
                 self._reason = engine.ended or ("deadline" if self._end_ns else "executor silent")
                 break
-            due = min(end, engine.next_release_ns() or end) if drained else now
-            poll.register(self._channel.fileno(), select.POLLIN | (select.POLLOUT if self._outbox else 0))
-            for descriptor, events in poll.poll(max(0.0, (due - now) / 1e6)):
-                if descriptor == wake:
-                    os.read(wake, 4096)
-                    continue
-                if events & select.POLLOUT:
-                    self._outbox.flush()
-                if events & ~select.POLLOUT:
-                    self._on_command()
+            due = min(end, engine.next_turn_ns() or end) if drained else now
+            self._wait(engine, wake, channel, max(0.0, (due - now) / 1e9))
         # Whatever stops from here on goes on, with its signal, when we exit.
-        engine.release(everything=True)
+        engine.release_all(on_time=self._reason == "deadline")
 
-    def _on_command(self) -> None:
+    def _wait(self, engine: Engine, wake: int, channel: int, seconds: float) -> None:
+        # select, because poll counts in milliseconds and rounds up: a delay of 1 ms would be 2.
+        readable, writable, _ = select.select([wake, channel], [channel] if self._outbox else [], [], seconds)
+        if wake in readable:
+            os.read(wake, 4096)
+        if writable:
+            self._outbox.flush()
+        if channel in readable:
+            self._on_command(engine)
+
+    def _on_command(self, engine: Engine) -> None:
         data = self._channel.recv(_COMMAND.size)
         if len(data) != _COMMAND.size:
             os._exit(1)  # the executor is gone
-        kind, _, value = _COMMAND.unpack(data)
+        kind, _, start_ns, end_ns = _COMMAND.unpack(data)
         if kind == _BEGIN:
-            self._end_ns = value
+            self._end_ns = end_ns
+            engine.begin(start_ns)
         else:
             self._reason = "cleared"

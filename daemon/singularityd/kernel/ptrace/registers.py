@@ -66,6 +66,10 @@ class Aarch64Registers(c.Structure):
         self.sp = entry_sp
 
 
+NEEDS_RET = platform.machine() != "aarch64"
+"""Whether a `ret` must be found; where the return address is in a register, none need be."""
+
+
 def registers() -> X86Registers | Aarch64Registers:
     """An empty table of this machine."""
     return Aarch64Registers() if platform.machine() == "aarch64" else X86Registers()
