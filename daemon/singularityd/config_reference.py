@@ -135,6 +135,8 @@ def _allowed(field: Field) -> str:
         return "`true` or `false`"
     if isinstance(field.default, dict):
         return "a table of texts"
+    if isinstance(field.default, tuple):
+        return "a list of texts"
     return _plain_range(field).replace('"', "`") or "a text"
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from singularityd.api.audit import Audit
+from singularityd.api.identity.access import Access
 from singularityd.model import Calls, Capability, Event, Fault, FaultSpec, Rank, Skew
 
 
@@ -231,3 +233,7 @@ class Ports:
     """Part -> (works, detail), as `observe.health.Health.parts`."""
     start_time: Callable[[int], Awaitable[int | None]]
     """Of a live process as the executor sees it, clock ticks after boot; None where there is none."""
+    access: Access | None = None
+    """Who may do what; None, for tests of other things: whoever can open a socket may do what it offers."""
+    audit: Audit | None = None
+    """Where it is told; there wherever `access` is."""

@@ -71,6 +71,7 @@ class Access:
         self._callers.clear()
 
     def _remember(self, caller: Caller) -> None:
+        self._callers.pop((caller.pid, caller.start_time), None)  # the oldest is the one not heard of for longest
         self._callers[caller.pid, caller.start_time] = caller
         while len(self._callers) > 2 * len(self._pins) + 16:
             del self._callers[next(iter(self._callers))]
@@ -78,7 +79,9 @@ class Access:
 
 def anonymous(socket: Socket) -> Unauthenticated:
     """The refusal of a call without a token."""
-    return Unauthenticated(f"{socket}.sock takes a token with each call", hint="take it from token.sock beside; singularityctl does by itself")
+    return Unauthenticated(
+        f"{socket}.sock takes a token with each call", hint="take it from token.sock beside; singularityctl does by itself"
+    )
 
 
 def _described(proc: Path, caller: Caller) -> Caller:

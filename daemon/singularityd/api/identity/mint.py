@@ -49,7 +49,9 @@ class Mint:
         try:
             self._server = await asyncio.start_unix_server(self._serve, self._door.hidden, limit=_LONGEST_LINE)
         except OSError as error:
-            raise AddressInUse(f"{self._door.path} cannot be bound: {error.strerror}", hint="see that its file system has sockets") from None
+            raise AddressInUse(
+                f"{self._door.path} cannot be bound: {error.strerror}", hint="see that its file system has sockets"
+            ) from None
 
     def open(self) -> None:
         """Let processes in."""

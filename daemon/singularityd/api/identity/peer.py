@@ -30,7 +30,9 @@ def credentials(peer: socket.socket) -> tuple[int, int, tuple[int, ...]]:
     """(pid, uid, gids) of the process that connected, as the host counts. Raises Unauthenticated for one the host cannot see."""
     pid, uid, gid = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if pid <= 0:
-        raise Unauthenticated("your process is not in a pid namespace below this host's", hint="ask from the host or from a container of it")
+        raise Unauthenticated(
+            "your process is not in a pid namespace below this host's", hint="ask from the host or from a container of it"
+        )
     groups = {gid}
     with contextlib.suppress(OSError):
         more = peer.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * _MOST_GROUPS)

@@ -37,7 +37,9 @@ ROLES: Mapping[Role, frozenset[str]] = {
 class Groups:
     """The groups that give roles, by number. Immutable."""
 
-    def __init__(self, *, viewer: frozenset[int] = frozenset(), operator: frozenset[int] = frozenset(), admin: frozenset[int] = frozenset()):
+    def __init__(
+        self, *, viewer: frozenset[int] = frozenset(), operator: frozenset[int] = frozenset(), admin: frozenset[int] = frozenset()
+    ):
         self._by_role: tuple[tuple[Role, frozenset[int]], ...] = (("admin", admin), ("operator", operator), ("viewer", viewer))
         self.all = viewer | operator | admin
 

@@ -50,9 +50,7 @@ class Seal:
 
     def make(self, *, uid: int, gids: tuple[int, ...], pid: int, start: int, socket: Socket, life: float) -> str:
         """A token that opens one call on that socket within `life` seconds."""
-        claims = Claims(
-            uid=uid, gids=gids, pid=pid, start=start, expires=self._clock() + life, socket=socket, id=secrets.token_urlsafe(12)
-        )
+        claims = Claims(uid=uid, gids=gids, pid=pid, start=start, expires=self._clock() + life, socket=socket, id=secrets.token_urlsafe(12))
         body = _encode(msgspec.json.encode(claims))
         return f"{body}.{_encode(self._mac(body))}"
 

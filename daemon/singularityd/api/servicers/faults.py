@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from singularityd.api import convert
+from singularityd.api.admission import WHO
+from singularityd.api.identity.caller import CALLER
 from singularityd.api.ports import FaultService, Parse, Pattern
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.api.v1 import node_pb2_grpc
 from singularityd.errors import UsageError
 from singularityd.model import Fault
 
-WHO = "control socket"
-"""grpc does not say which process is behind a unix socket, so the journal names the socket whose permissions let the caller in."""
 DEFAULT_LIST, LONGEST_LIST = 100, 10_000
 ROOM = 3 << 20
 """Bytes of faults in one answer, well below the largest that is sent."""
@@ -22,11 +22,10 @@ ROOM = 3 << 20
 class Faults(node_pb2_grpc.FaultsServicer):
     """The fault service, by wire."""
 
-    def __init__(self, *, faults: FaultService, parse: Parse, patterns: Sequence[Pattern], who: str = WHO) -> None:
+    def __init__(self, *, faults: FaultService, parse: Parse, patterns: Sequence[Pattern]) -> None:
         self._faults = faults
         self._parse = parse
         self._patterns = patterns
-        self._who = who
 
     async def Inject(self, request: pb.InjectRequest, context: Any) -> pb.Fault:
         """Validate, journal and arm, or only say what would be armed. A caller that goes away meanwhile leaves nothing armed."""
@@ -36,12 +35,12 @@ class Faults(node_pb2_grpc.FaultsServicer):
             request.pattern, request.rank, dict(request.options), job=request.job, duration=request.duration, reason=request.reason
         )
         if request.dry_run:
-            return convert.fault(self._faults.dry_run(spec, self._who).fault, dry_run=True)
-        return convert.fault(await self._faults.inject(spec, self._who))
+            return convert.fault(self._faults.dry_run(spec, _who()).fault, dry_run=True)
+        return convert.fault(await self._faults.inject(spec, _who()))
 
     async def Clear(self, request: pb.ClearRequest, context: Any) -> pb.ListFaultsReply:
         """End one fault, or all. Raises NoSuchFault."""
-        return _listed(await self._faults.clear(_id(request.id), self._who))
+        return _listed(await self._faults.clear(_id(request.id), _who()))
 
     async def List(self, request: pb.ListFaultsRequest, context: Any) -> pb.ListFaultsReply:
         """Those armed, or the newest of the journal; fewer than asked for where they would not fit into one answer."""
@@ -61,6 +60,12 @@ class Faults(node_pb2_grpc.FaultsServicer):
     async def ListPatterns(self, request: pb.ListPatternsRequest, context: Any) -> pb.ListPatternsReply:
         """What can be armed."""
         return pb.ListPatternsReply(patterns=[convert.pattern(pattern) for pattern in self._patterns])
+
+
+def _who() -> str:
+    """For the journal: the proven caller, else the socket whose permissions let it in."""
+    caller = CALLER.get()
+    return str(caller) if caller else WHO
 
 
 def _id(given: str) -> str:
