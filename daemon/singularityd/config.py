@@ -47,7 +47,8 @@ class DaemonSettings(_Table, frozen=True, kw_only=True):
     """Where the daemon lives and as whom."""
 
     runtime_dir: Directory = "/run/singularityd"
-    """Directory of the sockets control.sock (root, or who has a role), agent.sock and token.sock (everyone). Absolute, short enough for a socket's path."""
+    """Directory of the sockets control.sock (root, or who has a role), agent.sock and token.sock (everyone). Absolute, short enough for a
+    socket's path."""
     state_dir: Directory = "/var/lib/singularityd"
     """Directory of what is kept over a restart: the journal of faults, what is known of ranks, prepared kernel headers. Absolute."""
     user: Annotated[str, msgspec.Meta(pattern=_USER)] = "singularityd"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ FIRST = "0" * 64
 """What the first line of all names as the hash before it."""
 NAME = "audit.jsonl"
 LONGEST_LINE = 64 << 10
+_FULL = re.compile(r".*-(\d{12})")
 
 
 class Link(NamedTuple):
@@ -66,6 +68,8 @@ def check(files: Sequence[Path]) -> Verdict:
     for file in files:
         for number, data in enumerate(_lines(file), 1):
             link, problem = _follow(data, last if count else None)
+            if not problem and not count and link.number != _begins(file):
+                problem = f"line number {_begins(file)} is expected first and {link.number} is here: lines were removed"
             if problem:
                 return Verdict(count, first, last, str(file), number, problem)
             first, last, count = first or link.number, link, count + 1
@@ -82,6 +86,17 @@ def read_link(data: bytes) -> tuple[int, str] | None:
         return None
     number = said.get("n")
     return (number, said["prev"]) if type(number) is int and number > 0 else None
+
+
+def whole_family(file: Path) -> bool:
+    """Whether a path names the file being written, rather than a full one."""
+    return _FULL.fullmatch(file.stem) is None
+
+
+def _begins(file: Path) -> int:
+    """The number of the first line of a file that no other stands before: a full file has it in its name, the newest begins a chain."""
+    full = _FULL.fullmatch(file.stem)
+    return int(full[1]) if full else 1
 
 
 def _follow(data: bytes, last: Link | None) -> tuple[Link, str]:

@@ -55,7 +55,7 @@ def default_socket() -> str:
     return os.path.join(os.environ.get("SINGULARITYD_RUNTIME_DIR") or "/run/singularityd", "control.sock")
 
 
-class _Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+class _Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     """Gives each call a token of this process: one opens one call."""
 
     def __init__(self, socket: str, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""What every call passes on its way in and out: who calls and may they, rate, well-formedness, deadline, back pressure, and errors as the wire knows them."""
+"""What every call passes on its way in and out: who it is and may they, rate, form, deadline, back pressure, and errors for the wire."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def audit(session: Session, action: str, file: Path | None) -> None:
 
 def _checked(file: Path) -> chain.Verdict:
     try:
-        return chain.check(chain.family(file) if "-" not in file.stem else [file])
+        return chain.check(chain.family(file) if chain.whole_family(file) else [file])
     except OSError as error:
         raise Refused(f"{file} cannot be read: {error.strerror or error}", hint="run it as root, or name the file") from None
 
