@@ -6,7 +6,7 @@ says the same in a form that can be compared and written down.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
 import select
 import socket
@@ -33,11 +33,17 @@ def credentials(peer: socket.socket) -> tuple[int, int, tuple[int, ...]]:
         raise Unauthenticated(
             "your process is not in a pid namespace below this host's", hint="ask from the host or from a container of it"
         )
-    groups = {gid}
-    with contextlib.suppress(OSError):
-        more = peer.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * _MOST_GROUPS)
-        groups.update(struct.unpack(f"{len(more) // 4}I", more))
+    groups = {gid, *_supplementary(peer)}
     return pid, uid, tuple(sorted(groups))
+
+
+def _supplementary(peer: socket.socket) -> list[int]:
+    """By the C function: Python's getsockopt takes 1024 bytes at most, which 256 groups fill. Without an answer: none, so no role."""
+    room = (ctypes.c_uint32 * _MOST_GROUPS)()
+    size = ctypes.c_uint32(ctypes.sizeof(room))
+    if ctypes.CDLL(None).getsockopt(peer.fileno(), socket.SOL_SOCKET, SO_PEERGROUPS, room, ctypes.byref(size)) != 0:
+        return []
+    return list(room[: size.value // 4])
 
 
 def pidfd(peer: socket.socket, pid: int) -> int:
