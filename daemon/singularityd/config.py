@@ -114,8 +114,7 @@ class FaultSettings(_Table, frozen=True, kw_only=True):
 
 
 class AccessSettings(_Table, frozen=True, kw_only=True):
-    """Who may ask the daemon, beside root, who may everything. Where a group is named control.sock is open to all users and each call
-    takes a token (singularityctl does so by itself); else it is root's."""
+    """Who may ask the daemon, beside root. With a group named, control.sock is open to all and each call takes a token; else it is root's."""
 
     viewer_groups: tuple[Group, ...] = ()
     """Groups whose users may read: ranks, counters, events, faults."""
