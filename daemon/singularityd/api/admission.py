@@ -12,8 +12,8 @@ from singularityd.api.audit import Audit
 from singularityd.api.identity import roles
 from singularityd.api.identity.access import Access, anonymous
 from singularityd.api.identity.caller import CALLER, Caller
+from singularityd.api.identity.fetch import METADATA
 from singularityd.api.identity.roles import Socket
-from singularityd.api.identity.token import METADATA
 from singularityd.errors import AuditUnavailable, NotAllowed, SingularityError, Unauthenticated
 
 WHO = "control socket"

@@ -20,8 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from singularityd.api import failure
-from singularityd.api.identity.fetch import fetch
-from singularityd.api.identity.token import METADATA
+from singularityd.api.identity.fetch import METADATA, fetch
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.api.v1 import node_pb2_grpc
 from singularityd.errors import Busy, Failed, SingularityError

@@ -21,9 +21,8 @@ from singularityd.api.client import Client
 from singularityd.api.identity import peer, roles
 from singularityd.api.identity.access import Access
 from singularityd.api.identity.caller import Caller
-from singularityd.api.identity.fetch import fetch
+from singularityd.api.identity.fetch import METADATA, fetch
 from singularityd.api.identity.roles import Groups
-from singularityd.api.identity.token import METADATA
 from singularityd.api.server import ApiServer
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.errors import NotAllowed, Unauthenticated

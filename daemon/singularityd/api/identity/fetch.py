@@ -9,6 +9,8 @@ from typing import Any
 
 from singularityd import errors
 
+METADATA = "singularity-token"
+"""The key under which a call carries its token."""
 TOKEN_SOCKET = "token.sock"  # noqa: S105 - a file's name
 _LARGEST = 16 << 10
 

@@ -20,7 +20,6 @@ from singularityd.errors import Unauthenticated
 
 LONGEST = 4096
 """Bytes of a token: what is longer was not made here."""
-METADATA = "singularity-token"
 _AGAIN = "take a new one from token.sock; singularityctl does by itself"
 
 
