@@ -114,7 +114,7 @@ class FaultSettings(_Table, frozen=True, kw_only=True):
 
 
 class AccessSettings(_Table, frozen=True, kw_only=True):
-    """Who may ask the daemon, beside root. With a group named, control.sock is open to all and each call takes a token; else it is root's."""
+    """Who may ask the daemon, beside root. With a group named, control.sock is open to all and a call takes a token; else it is root's."""
 
     viewer_groups: tuple[Group, ...] = ()
     """Groups whose users may read: ranks, counters, events, faults."""
