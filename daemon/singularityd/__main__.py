@@ -56,6 +56,8 @@ def command(ctx: click.Context, path: str | None, words: tuple[str, ...], check:
         return
     if os.geteuid() != 0:
         raise NotPermitted("singularityd must be started as root", hint="sudo .venv/bin/singularityd, or the systemd unit")
+    for name in ("viewer_groups", "operator_groups", "admin_groups"):
+        privileges.groups(f"access.{name}", getattr(settings.access, name))  # told here, once, and not by each new front
     prepare(settings.daemon)
     execute(settings, flags)
 

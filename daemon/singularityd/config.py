@@ -35,6 +35,7 @@ _LONGEST_RUNTIME_DIR = 107 - len("/control.sock")  # a unix socket's path has 10
 _ABSOLUTE = r"^/[^\x00\n]*\Z"
 _USER = r"^[a-z_][a-z0-9_-]{0,30}\Z"
 
+Group = Annotated[str, msgspec.Meta(pattern=_USER)]
 Directory = Annotated[str, msgspec.Meta(pattern=_ABSOLUTE, max_length=4000)]
 
 
@@ -46,7 +47,8 @@ class DaemonSettings(_Table, frozen=True, kw_only=True):
     """Where the daemon lives and as whom."""
 
     runtime_dir: Directory = "/run/singularityd"
-    """Directory of the sockets control.sock (root) and agent.sock (everyone). Absolute, short enough for a socket's path."""
+    """Directory of the sockets control.sock (root, or who has a role), agent.sock and token.sock (everyone). Absolute, short enough for a
+    socket's path."""
     state_dir: Directory = "/var/lib/singularityd"
     """Directory of what is kept over a restart: the journal of faults, what is known of ranks, prepared kernel headers. Absolute."""
     user: Annotated[str, msgspec.Meta(pattern=_USER)] = "singularityd"
@@ -123,6 +125,23 @@ class FaultSettings(_Table, frozen=True, kw_only=True):
     """So many newest faults are kept in the journal."""
 
 
+class AccessSettings(_Table, frozen=True, kw_only=True):
+    """Who may ask the daemon, beside root. With a group named, control.sock is open to all and a call takes a token; else it is root's."""
+
+    viewer_groups: tuple[Group, ...] = ()
+    """Groups whose users may read: ranks, counters, events, faults."""
+    operator_groups: tuple[Group, ...] = ()
+    """Groups whose users may also inject and clear faults: that is power over every rank of the host, whoever owns it."""
+    admin_groups: tuple[Group, ...] = ()
+    """Groups whose users may call everything, as root may."""
+    token_life: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0
+    """A token that was not used is worth nothing after so long."""
+    audit_size: Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)] = 16 << 20
+    """Bytes after which the audit begins a new file."""
+    audit_files: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 16
+    """So many full files of the audit are kept."""
+
+
 class RankSettings(_Table, frozen=True, kw_only=True):
     """Which process is which rank."""
 
@@ -139,6 +158,7 @@ class Settings(_Table, frozen=True, kw_only=True):
     kernel: KernelSettings = KernelSettings()
     faults: FaultSettings = FaultSettings()
     ranks: RankSettings = RankSettings()
+    access: AccessSettings = AccessSettings()
     metrics: MetricsSettings = MetricsSettings()
     otel: OtelSettings = OtelSettings()
     log: LogSettings = LogSettings()

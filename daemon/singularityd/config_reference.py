@@ -155,6 +155,8 @@ def allowed(field: Field) -> str:
         return "`true` or `false`"
     if isinstance(field.default, dict):
         return "a table of texts"
+    if isinstance(field.default, tuple):
+        return "a list of texts"
     return _plain_range(field).replace('"', "`") or "a text"
 
 

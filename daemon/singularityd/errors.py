@@ -11,6 +11,8 @@ SingularityError
 |   +-- NoSuchFault
 +-- Refused                    understood, and not done (exit 1)
 |   +-- NotAllowed
+|   +-- Unauthenticated
+|   +-- AuditUnavailable
 |   +-- AlreadyArmed
 |   +-- RankGone
 |   +-- NotWatched
@@ -103,6 +105,18 @@ class NotAllowed(Refused):
     """Raised when the caller or the settings forbid it."""
 
     code, status = "not_allowed", "PERMISSION_DENIED"
+
+
+class Unauthenticated(Refused):
+    """Raised when a caller does not prove who it is: no token, or one that is forged, expired, used, or of a process that has ended."""
+
+    code, status = "unauthenticated", "UNAUTHENTICATED"
+
+
+class AuditUnavailable(Refused):
+    """Raised when the audit cannot be written; nothing that it would have to tell is done then."""
+
+    code = "audit_unavailable"
 
 
 class AlreadyArmed(Refused):

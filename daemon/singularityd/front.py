@@ -19,9 +19,13 @@ import msgspec
 import structlog
 
 from singularityd import privileges
+from singularityd.api.audit import Audit
+from singularityd.api.chain import NAME as AUDIT
+from singularityd.api.identity.access import Access
+from singularityd.api.identity.roles import Groups
 from singularityd.api.ports import CheckUp, NodeStatus, Ports
 from singularityd.api.server import ApiServer
-from singularityd.config import FRONT_SETTINGS, Settings
+from singularityd.config import FRONT_SETTINGS, AccessSettings, Settings
 from singularityd.errors import SingularityError
 from singularityd.faults import spec
 from singularityd.faults.journal import Journal
@@ -97,6 +101,8 @@ class Front:
             timeout=settings.metrics.timeout,
         )
         self.otel = otel.create(settings.otel, reading=self.page.reading, bus=self.bus)
+        self.access = Access(_groups(settings.access), life=settings.access.token_life)
+        self.audit = Audit(state / AUDIT, largest=settings.access.audit_size, files=settings.access.audit_files)
         self.api = ApiServer(Path(settings.daemon.runtime_dir), self._ports())
 
     def _ports(self) -> Ports:
@@ -117,6 +123,8 @@ class Front:
             check_up=lambda: CheckUp(self.watch.capabilities, self.watch.checked),
             health=self.health.parts,
             start_time=start_time,
+            access=self.access,
+            audit=self.audit,
         )
 
     def _status(self) -> NodeStatus:
@@ -162,6 +170,7 @@ class Front:
     async def _shut(self) -> None:
         await self.api.stop()
         await self.faults.stop()
+        self.audit.close()
         if self.otel is not None:
             await self.otel.stop()
         if self.settings.metrics.enabled:
@@ -208,6 +217,15 @@ class Front:
             self._control.set_level(log.name_of(int(message.level)))
         else:
             self.watch.on_message(message)
+
+
+def _groups(settings: AccessSettings) -> Groups:
+    """The groups by number. Raises ConfigError for one that the host does not have: a role that nobody gets is a mistake."""
+    return Groups(
+        viewer=privileges.groups("access.viewer_groups", settings.viewer_groups),
+        operator=privileges.groups("access.operator_groups", settings.operator_groups),
+        admin=privileges.groups("access.admin_groups", settings.admin_groups),
+    )
 
 
 async def _run(settings: Settings, channel: socket.socket, control: log.LogControl) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import grp
 import os
 import pwd
 import signal
+from collections.abc import Iterable
 
 from singularityd import seccomp
 from singularityd.errors import ConfigError, NotPermitted
@@ -25,6 +27,17 @@ def account(name: str) -> tuple[int, int]:
     if entry.pw_uid == 0:
         raise ConfigError(f"daemon.user: {name!r} is root; the front must not be", hint="name an unprivileged user of its own")
     return entry.pw_uid, entry.pw_gid
+
+
+def groups(setting: str, names: Iterable[str]) -> frozenset[int]:
+    """The numbers of groups. Raises ConfigError for one that the host does not have."""
+    found: set[int] = set()
+    for name in names:
+        try:
+            found.add(grp.getgrnam(name).gr_gid)
+        except KeyError:
+            raise ConfigError(f"{setting}: there is no group {name!r}", hint=f"groupadd --system {name}, or correct {setting}") from None
+    return frozenset(found)
 
 
 def drop(name: str) -> None:

@@ -206,7 +206,7 @@ def test_wrong_values_are_told_with_place_setting_and_what_is_allowed(file, line
     [
         ("faults.max_duraton = 1", "unknown setting faults.max_duraton; did you mean max_duration?"),
         ("fault.enabled = true", "unknown table [fault]; did you mean faults?"),
-        ("zzz = 1", "there are: daemon, kernel, faults, ranks, metrics, otel, log"),
+        ("zzz = 1", "there are: daemon, kernel, faults, ranks, access, metrics, otel, log"),
         ("faults.Mode = true", "did you mean mode?"),
         ("faults = 3", "write [faults]"),
         ("faults.qqq = 3", "there are: mode, off_switch, max_duration"),

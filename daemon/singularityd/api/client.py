@@ -20,6 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from singularityd.api import failure
+from singularityd.api.identity.fetch import METADATA, fetch
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.api.v1 import node_pb2_grpc
 from singularityd.errors import Busy, Failed, SingularityError
@@ -28,6 +29,9 @@ START = "is singularityd running? systemctl status singularityd, or start .venv/
 LARGEST_ANSWER = 4 << 20
 _STATE_PATIENCE = 0.25
 """Seconds for grpc's own thread to tell the state of the channel."""
+
+_TOKEN_PATIENCE = 2.0
+"""Seconds for a token."""
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -50,6 +54,26 @@ def default_socket() -> str:
     return os.path.join(os.environ.get("SINGULARITYD_RUNTIME_DIR") or "/run/singularityd", "control.sock")
 
 
+class _Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Gives each call a token of this process: one opens one call."""
+
+    def __init__(self, socket: str, timeout: float) -> None:
+        self._socket = socket
+        self._timeout = timeout
+
+    def _proven(self, details: Any) -> Any:
+        token = fetch(self._socket, min(self._timeout, _TOKEN_PATIENCE))
+        return details._replace(metadata=[*(details.metadata or ()), (METADATA, token)]) if token else details
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Called by grpc."""
+        return continuation(self._proven(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        """Called by grpc."""
+        return continuation(self._proven(client_call_details), request)
+
+
 class Client:
     """One connection, made on the first call. One thread at a time; use it in a `with` statement."""
 
@@ -58,11 +82,12 @@ class Client:
         self._socket = os.path.abspath(socket)
         self._timeout = timeout
         self._channel = grpc.insecure_channel(f"unix:{quote(self._socket)}", options=_OPTIONS)
-        self._node = node_pb2_grpc.NodeStub(self._channel)
-        self._ranks = node_pb2_grpc.RanksStub(self._channel)
-        self._faults = node_pb2_grpc.FaultsStub(self._channel)
-        self._events = node_pb2_grpc.EventsStub(self._channel)
-        self._doctor = node_pb2_grpc.DoctorStub(self._channel)
+        known = grpc.intercept_channel(self._channel, _Prover(self._socket, timeout))
+        self._node = node_pb2_grpc.NodeStub(known)
+        self._ranks = node_pb2_grpc.RanksStub(known)
+        self._faults = node_pb2_grpc.FaultsStub(known)
+        self._events = node_pb2_grpc.EventsStub(known)
+        self._doctor = node_pb2_grpc.DoctorStub(known)
 
     def __enter__(self) -> Client:
         return self

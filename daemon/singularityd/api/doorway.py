@@ -46,6 +46,11 @@ class Doorway:
             ) from None
         return f"unix:{quote(os.fspath(self._hidden))}"
 
+    @property
+    def hidden(self) -> Path:
+        """Where it is bound before it is opened."""
+        return self._hidden
+
     def open(self) -> None:
         """Let clients in: called when the server listens and serves."""
         self._hidden.chmod(self._mode)

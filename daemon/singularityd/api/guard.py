@@ -1,4 +1,4 @@
-"""What every call passes on its way in and out: rate, well-formedness, deadline, back pressure, and errors as the wire knows them."""
+"""What every call passes on its way in and out: who it is and may they, rate, form, deadline, back pressure, and errors for the wire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from singularityd.api import failure
-from singularityd.api.limits import Bucket, Limits, Places
+from singularityd.api.admission import Admission, Admitted
+from singularityd.api.limits import Buckets, Limits, Places
 from singularityd.errors import Busy, Failed, SingularityError, TookTooLong, UsageError
 
 WAITING = frozenset({"/singularity.node.v1.Faults/Wait"})
@@ -32,9 +33,11 @@ class _Malformed(NamedTuple):
 class Guard(grpc.aio.ServerInterceptor):
     """Wraps every handler of one server. Loop thread only."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, admission: Admission | None = None) -> None:
+        """`admission` None: the permissions of the socket are the only check."""
         self._limits = limits
-        self._bucket = Bucket(limits.rate, limits.burst)
+        self._admission = admission
+        self._buckets = Buckets(limits.rate, limits.burst)
         self._places = Places(limits.streams, "event streams")
         self._health_places = Places(limits.health_streams, "health watches")
         self._log = structlog.get_logger("api")
@@ -56,8 +59,8 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unary(self, method: str, call: Unary) -> Unary:
         async def guarded(request: Any, context: Any) -> Any:
             try:
-                self._admit(request)
-                return await self._timed(method, call, request, context)
+                admitted = await self._enter(method, request, context)
+                return await self._audited(method, request, admitted, lambda: self._timed(method, call, request, context))
             except Exception as error:  # noqa: BLE001 - the one place: whatever it is becomes a status
                 await self._refuse(method, error, context)
 
@@ -68,7 +71,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def guarded(request: Any, context: Any) -> None:
             try:
-                self._admit(request)
+                await self._enter(method, request, context)
                 with places.place():
                     async with aclosing(call(request, context)) as messages:  # type: ignore[type-var]
                         async for message in messages:
@@ -78,8 +81,19 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _admit(self, request: Any) -> None:
-        if not self._bucket.take():
+    async def _enter(self, method: str, request: Any, context: Any) -> Admitted:
+        """Who it is comes first: a caller that is let in uses up its own user's calls and nobody else's."""
+        admitted = Admitted(None, "")
+        if self._admission is not None:
+            admitted = await self._admission.enter(method, request, context.invocation_metadata())
+        self._admit(request, admitted.caller.uid if admitted.caller else None)
+        return admitted
+
+    async def _audited(self, method: str, request: Any, admitted: Admitted, call: Callable[[], Awaitable[Any]]) -> Any:
+        return await (self._admission.audited(method, request, admitted, call) if self._admission is not None else call())
+
+    def _admit(self, request: Any, uid: int | None) -> None:
+        if not self._buckets.take(uid if self._limits.rate_of_user else None):
             raise Busy(f"more than {self._limits.rate:g} calls a second come to this socket", hint="ask less often; try again in a moment")
         if isinstance(request, _Malformed):
             raise UsageError(f"the request is malformed: {request.reason}", hint="use a client made from node.proto of this version")

@@ -31,6 +31,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Concurrent health watches of the socket: apart from the event streams, for they need no known process to be opened."""
     rate: float = 50.0
     """Calls each second, sustained."""
+    rate_of_user: bool = True
+    """Whether `rate` and `burst` are of each proven user, and of all others together; else of the whole socket."""
     burst: int = 100
     """Calls at once."""
     patience: float = 30.0
@@ -47,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a new connection has to speak HTTP/2."""
 
 
-AGENT = Limits(largest_answer=1 << 20, calls=2048, streams=256, rate=2000.0, burst=4000)
+AGENT = Limits(largest_answer=1 << 20, calls=2048, streams=256, rate=2000.0, burst=4000, rate_of_user=False)
 """Of the agent's socket: every rank of the host at once, each with little to say."""
 
 

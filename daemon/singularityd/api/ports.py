@@ -11,6 +11,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from singularityd.api.audit import Audit
+from singularityd.api.identity.access import Access
+from singularityd.faults.limits import Caller
 from singularityd.model import Calls, Capability, Event, Fault, FaultSpec, Rank, Skew
 
 
@@ -44,10 +47,10 @@ class DryRun(Protocol):
 class FaultService(Protocol):
     """Arms, watches and ends faults; every method raises SingularityError subclasses."""
 
-    async def inject(self, spec: FaultSpec, who: str) -> Fault:
+    async def inject(self, spec: FaultSpec, who: str, caller: Caller) -> Fault:
         """Arm; a cancelled call leaves nothing armed."""
 
-    def dry_run(self, spec: FaultSpec, who: str = "") -> DryRun:
+    def dry_run(self, spec: FaultSpec, who: str, caller: Caller) -> DryRun:
         """Check, and say what would be done."""
 
     async def clear(self, fault_id: str, who: str) -> list[Fault]:
@@ -242,3 +245,7 @@ class Ports:
     """Part -> (works, detail), as `observe.health.Health.parts`."""
     start_time: Callable[[int], Awaitable[int | None]]
     """Of a live process as the executor sees it, clock ticks after boot; None where there is none."""
+    access: Access | None = None
+    """Who may do what; None, for tests of other things: whoever can open a socket may do what it offers."""
+    audit: Audit | None = None
+    """Where it is told; there wherever `access` is."""

@@ -1,6 +1,7 @@
 """The two servers: `control.sock` for the administrator, every service; `agent.sock` for every process of the host, Agent and health only.
 
-Who may do what is decided by the permissions of the sockets. Loop thread only.
+Beside them `token.sock` says who calls; roles decide who may do what. Where no group has a role, control.sock is kept for root by its
+permissions too. Loop thread only.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from singularityd.api import limits as bounds
+from singularityd.api.admission import Admission
 from singularityd.api.doorway import Doorway
 from singularityd.api.guard import Guard
+from singularityd.api.identity.fetch import TOKEN_SOCKET
+from singularityd.api.identity.mint import Mint
+from singularityd.api.identity.roles import Socket
 from singularityd.api.limits import Limits
 from singularityd.api.ports import Ports
 from singularityd.api.servicers.agent import Agent
@@ -34,6 +39,8 @@ from singularityd.errors import AddressInUse
 
 CONTROL, AGENT = "control.sock", "agent.sock"
 CONTROL_MODE, AGENT_MODE = 0o600, 0o666
+OPEN_CONTROL_MODE = 0o666
+"""Where groups have roles: every call takes a token then, so the mode need not tell users apart; the front could not chown to a group."""
 
 
 class ApiServer:
@@ -44,7 +51,9 @@ class ApiServer:
         self._ports = ports
         self._control_limits = control or Limits()
         self._agent_limits = agent or bounds.AGENT
-        self._control = Doorway(directory / CONTROL, CONTROL_MODE)
+        access = ports.access
+        self._control = Doorway(directory / CONTROL, OPEN_CONTROL_MODE if access and access.open_control else CONTROL_MODE)
+        self._mint = Mint(Doorway(directory / TOKEN_SOCKET, AGENT_MODE), access) if access else None
         self._agent = Doorway(directory / AGENT, AGENT_MODE)
         self._servers: list[grpc.aio.Server] = []
 
@@ -56,6 +65,9 @@ class ApiServer:
                 _bind(self._servers[-1], door)
             for server in self._servers:
                 await server.start()
+            if self._mint is not None:
+                await self._mint.bind()
+                self._mint.open()
             for door in (self._control, self._agent):
                 door.open()
         except BaseException:
@@ -72,10 +84,12 @@ class ApiServer:
     def _close(self) -> None:
         self._control.close()
         self._agent.close()
+        if self._mint is not None:
+            self._mint.close()
 
     def _control_server(self) -> grpc.aio.Server:
         ports, limits = self._ports, self._control_limits
-        server = _server(limits)
+        server = _server(limits, self._admission("control"))
         node_pb2_grpc.add_NodeServicer_to_server(
             Node(ranks=ports.ranks, faults=ports.faults, status=ports.status, health=ports.health), server
         )
@@ -90,9 +104,13 @@ class ApiServer:
         return server
 
     def _agent_server(self) -> grpc.aio.Server:
-        server = _server(self._agent_limits)
+        server = _server(self._agent_limits, self._admission("agent"))
         self._add_common(server, self._agent_limits)
         return server
+
+    def _admission(self, socket: Socket) -> Admission | None:
+        access, audit = self._ports.access, self._ports.audit
+        return Admission(socket, access, audit) if access and audit else None
 
     def _add_common(self, server: grpc.aio.Server, limits: Limits) -> None:
         ports = self._ports
@@ -104,8 +122,8 @@ class ApiServer:
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
-def _server(limits: Limits) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[Guard(limits)], options=list(_options(limits)), maximum_concurrent_rpcs=limits.calls)
+def _server(limits: Limits, admission: Admission | None) -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=[Guard(limits, admission)], options=list(_options(limits)), maximum_concurrent_rpcs=limits.calls)
 
 
 def _bind(server: grpc.aio.Server, door: Doorway) -> None:

@@ -10,6 +10,7 @@ import click
 
 from singularityd import __version__
 from singularityd.ctl import failures, output
+from singularityd.ctl.audit import audit
 from singularityd.ctl.clear import clear
 from singularityd.ctl.doctor import doctor
 from singularityd.ctl.events import events
@@ -22,7 +23,7 @@ from singularityd.ctl.top import top
 from singularityd.ctl.version import version
 from singularityd.errors import UsageError
 
-COMMANDS = (status, ranks, top, events, inject, faults, clear, doctor, version)
+COMMANDS = (status, ranks, top, events, inject, faults, clear, audit, doctor, version)
 
 
 class Root(click.Group):

@@ -48,7 +48,7 @@ class FakeFaults:
         self.waiting = 0
         self.most_waiting = 0
 
-    async def inject(self, spec: FaultSpec, who: str) -> Fault:
+    async def inject(self, spec: FaultSpec, who: str, caller: object = None) -> Fault:
         self.asked.append((spec, who))
         if self.failure:
             raise self.failure
@@ -75,7 +75,7 @@ class FakeFaults:
         self.ended[number] = asyncio.Event()
         return fault
 
-    def dry_run(self, spec: FaultSpec, who: str = "") -> Dry:
+    def dry_run(self, spec: FaultSpec, who: str = "", caller: object = None) -> Dry:
         rank = self.registry.resolve(spec.rank, spec.job)
         return Dry(Fault(id="", spec=spec, state="arming", job=rank.job, pid=rank.pid, mechanism="ptrace", who=who))
 

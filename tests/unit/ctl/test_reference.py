@@ -17,7 +17,13 @@ from .fake import ask
 TEXT = (Path(__file__).parents[3] / "docs" / "singularityctl.md").read_text()
 SECTIONS = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 COMMON = {name for option in cli.params for name in option.opts}
-NEED = {"inject": [["--rank", "3", "timeout"]], "clear": [["f12"]], "top": [["--once"]], "faults": [[], ["--patterns"]]}
+NEED = {
+    "inject": [["--rank", "3", "timeout"]],
+    "clear": [["f12"]],
+    "top": [["--once"]],
+    "faults": [[], ["--patterns"]],
+    "audit": [["verify", "AUDIT"]],
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -43,7 +49,9 @@ def keys(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_json_key_is_described(command: click.Command) -> None:
+def test_every_json_key_is_described(command: click.Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("AUDIT").touch()
     name = command.name or ""
     for words in NEED.get(name, [[]]):
         said = ask(name, *words, "-o", "json").stdout

@@ -1,8 +1,8 @@
 """Agent: what the library inside a rank says and is told.
 
-Anybody on the host may call this. The pid is the caller's word (the kernel's comes later), so nothing here can do more than speak for a
-live process whose start time the caller knows too: it names no fault, changes nothing that probes or the environment say, and every
-text that it brings is bounded and marked as the agent's.
+Anybody on the host may call this, each process for itself: the pid and start time of a request must be those that the caller's token
+proves. It names no fault, changes nothing that probes or the environment say, hears only of jobs of its own uid, and every text that it
+brings is bounded and marked as the agent's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from singularityd.api import convert
+from singularityd.api.identity.caller import CALLER, Caller
 from singularityd.api.limits import Bucket, Buckets, Places
 from singularityd.api.ports import Bus, RankRegistry
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.api.v1 import node_pb2_grpc
-from singularityd.errors import BadOption, Busy, NoSuchRank
+from singularityd.errors import BadOption, Busy, NoSuchRank, NotAllowed
 from singularityd.model import Event, Rank
 
 TOLD = frozenset(
@@ -89,8 +90,9 @@ class Agent(node_pb2_grpc.AgentServicer):
         Raises NoSuchRank for a process that is not there or has another start time, BadOption for words that cannot be.
         """
         _check_claim(request)
-        self._count(self._registrations, _Key(request.pid, request.start_time_ticks), "registers")
-        pid = await self._live(request.pid, request.start_time_ticks)
+        key = _speaker(request, CALLER.get())
+        self._count(self._registrations, key, "registers")
+        pid = await self._live(key)
         rank = self._ranks.claim(
             pid,
             job=request.job or None,
@@ -108,7 +110,8 @@ class Agent(node_pb2_grpc.AgentServicer):
 
         Headers are sent when nothing that happens from then on is missed. Raises NoSuchRank, BadOption, ResumeLost and Busy.
         """
-        rank = self._known(request.pid, request.start_time_ticks)
+        caller = CALLER.get()
+        rank = self._known(*_speaker(request, caller))
         after = self._bus.recorder.resume(request.token) if request.token else self._bus.recorder.last
         key = _Key(rank.pid, rank.start_time)
         places = self._watches.setdefault(key, Places(WATCHES, "streams of this process"))
@@ -117,7 +120,7 @@ class Agent(node_pb2_grpc.AgentServicer):
             try:
                 await context.send_initial_metadata(())
                 async for event in subscription:
-                    if self._concerns(event, rank):
+                    if self._concerns(event, rank) and (caller is None or self._may_hear(event, caller)):
                         yield convert.event(
                             event, token=self._bus.recorder.token(event.sequence), severity=self._kinds.get(event.kind, "info")
                         )
@@ -129,7 +132,7 @@ class Agent(node_pb2_grpc.AgentServicer):
     async def Report(self, request: pb.ReportRequest, context: Any) -> pb.ReportReply:
         """A round, a snapshot, bit widths, a healing action or a recovery, as an event. Raises NoSuchRank, BadOption, Busy."""
         _check_report(request)
-        rank = self._known(request.pid, request.start_time_ticks)
+        rank = self._known(*_speaker(request, CALLER.get()))
         self._count(self._reports, _Key(rank.pid, rank.start_time), "reports")
         self._bus.publish(self._event("agent_report", rank, request.text or request.kind, {**request.fields, "report": request.kind}))
         return pb.ReportReply()
@@ -160,6 +163,13 @@ class Agent(node_pb2_grpc.AgentServicer):
             return True
         return event.pid == rank.pid or (rank.job != UNKNOWN_JOB and event.job == rank.job)
 
+    def _may_hear(self, event: Event, caller: Caller) -> bool:
+        """Two users may give their jobs one name: what happens to a process is told to its own user only."""
+        if event.kind not in TOLD or event.pid == caller.pid:
+            return True
+        rank = self._ranks.by_pid(event.pid) if event.pid else None
+        return rank is not None and rank.uid == caller.uid
+
     def _known(self, pid: int, start_time: int) -> Rank:
         """The registry's process of that pid, as the host or as the process itself counts. Raises NoSuchRank."""
         rank = self._ranks.by_pid(pid)
@@ -170,8 +180,9 @@ class Agent(node_pb2_grpc.AgentServicer):
             return inside[0]
         raise NoSuchRank(f"process {pid} with start time {start_time} is not known", hint="register it first")
 
-    async def _live(self, pid: int, start_time: int) -> int:
+    async def _live(self, key: _Key) -> int:
         """The host's pid of a live process: one that the registry knows, else one that the executor sees. Raises NoSuchRank."""
+        pid, start_time = key
         try:
             return self._known(pid, start_time).pid
         except NoSuchRank:
@@ -192,6 +203,21 @@ class Agent(node_pb2_grpc.AgentServicer):
             pid=rank.pid,
             fields={name: value for name, value in fields.items() if value},
         )
+
+
+def _speaker(request: Any, caller: Caller | None) -> _Key:
+    """The process that speaks: the proven one; the named one where root speaks by the control socket without a token.
+
+    Raises NotAllowed for a request in another's name. In a container a process may name itself by any of the pids it has.
+    """
+    if caller is None:
+        return _Key(request.pid, request.start_time_ticks)
+    if request.pid not in (caller.pid, *caller.namespace_pids) or request.start_time_ticks != caller.start_time:
+        raise NotAllowed(
+            f"process {caller.pid} speaks for process {request.pid} with start time {request.start_time_ticks}",
+            hint="each process registers itself: getpid() and field 22 of /proc/self/stat",
+        )
+    return _Key(caller.pid, caller.start_time)
 
 
 def _taken(rank: Rank, request: pb.RegisterRequest) -> bool:
