@@ -24,6 +24,7 @@ from singularityd.api.server import ApiServer
 from singularityd.config import FRONT_SETTINGS, Settings
 from singularityd.errors import SingularityError
 from singularityd.faults import spec
+from singularityd.faults.campaign.runner import CampaignService
 from singularityd.faults.journal import Journal
 from singularityd.faults.limits import FaultLimits
 from singularityd.faults.patterns import PATTERNS
@@ -72,6 +73,9 @@ class Front:
         journal = Journal(state / "faults.sqlite", retention=settings.faults.retention)
         self.faults = FaultService(registry=self.registry, executor=self.link, journal=journal, bus=self.bus, limits=limits)
         self.watch.faults = self.faults
+        self.campaigns = CampaignService(
+            registry=self.registry, faults=self.faults, bus=self.bus, reading=self.watch.snapshot, limits=limits
+        )
         self.lag = LoopLag()
         self.watch.lag = self.lag
         self.page = MetricsPage(self.watch.snapshot, settings.metrics)
@@ -95,6 +99,7 @@ class Front:
         return Ports(
             ranks=self.registry,
             faults=self.faults,
+            campaigns=self.campaigns,
             bus=self.bus,
             parse=spec.parse,
             patterns=tuple(PATTERNS),
@@ -129,6 +134,7 @@ class Front:
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal's Ctrl-C is the executor's to answer
         await self.faults.start()
+        await self.campaigns.open()
         if self.settings.metrics.enabled:
             await self.metrics.start()
         await self.api.start()
@@ -147,6 +153,7 @@ class Front:
 
     async def _shut(self) -> None:
         await self.api.stop()
+        await self.campaigns.close()
         await self.faults.stop()
         if self.otel is not None:
             await self.otel.stop()

@@ -80,6 +80,7 @@ def fault(value: Fault, *, dry_run: bool = False) -> pb.Fault:
         hits=value.hits,
         seen=value.seen,
         ending=text(value.ending),
+        campaign=value.campaign,
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from singularityd.api import convert
-from singularityd.api.ports import FaultService, Parse, Pattern
+from singularityd.api.ports import CampaignService, FaultService, Parse, Pattern
+from singularityd.api.servicers.campaigns import CampaignCalls
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.api.v1 import node_pb2_grpc
 from singularityd.errors import UsageError
@@ -19,11 +20,20 @@ ROOM = 3 << 20
 """Bytes of faults in one answer, well below the largest that is sent."""
 
 
-class Faults(node_pb2_grpc.FaultsServicer):
+class Faults(CampaignCalls, node_pb2_grpc.FaultsServicer):
     """The fault service, by wire."""
 
-    def __init__(self, *, faults: FaultService, parse: Parse, patterns: Sequence[Pattern], who: str = WHO) -> None:
+    def __init__(
+        self,
+        *,
+        faults: FaultService,
+        parse: Parse,
+        patterns: Sequence[Pattern],
+        campaigns: CampaignService | None = None,
+        who: str = WHO,
+    ) -> None:
         self._faults = faults
+        self._campaigns = campaigns
         self._parse = parse
         self._patterns = patterns
         self._who = who
@@ -40,7 +50,13 @@ class Faults(node_pb2_grpc.FaultsServicer):
         return convert.fault(await self._faults.inject(spec, self._who))
 
     async def Clear(self, request: pb.ClearRequest, context: Any) -> pb.ListFaultsReply:
-        """End one fault, or all. Raises NoSuchFault."""
+        """End one fault, or all and the campaign that would arm the next. Raises NoSuchFault."""
+        if request.id == "all" and self._campaigns is not None:
+            ended = self._faults.active()
+            await self._campaigns.clear_all(self._who)
+            more = await self._faults.clear("all", self._who)
+            known = {fault.id for fault in more}
+            return _listed([*[await self._faults.get(fault.id) for fault in ended if fault.id not in known], *more])
         return _listed(await self._faults.clear(_id(request.id), self._who))
 
     async def List(self, request: pb.ListFaultsRequest, context: Any) -> pb.ListFaultsReply:

@@ -187,9 +187,8 @@ def _join(path: str, name: str) -> str:
 def _check_meaning(campaign: Campaign, problems: list[str]) -> None:
     lasts = _heard(problems, "duration", lambda: campaign.duration_ms)
     _heard(problems, "settle", lambda: campaign.settle_ms)
-    for name in ("name", "job", "reason"):
-        if not getattr(campaign, name).isprintable():
-            problems.append(f"{name}: write one line of plain text")
+    lines = {"name": campaign.name, "job": campaign.job, "reason": campaign.reason}
+    problems += [f"{name}: write one line of plain text" for name, line in lines.items() if not line.isprintable()]
     if not campaign.fault and campaign.campaign is None:
         problems.append("nothing to do: write [[fault]] tables, or one [campaign]")
     if campaign.fault and campaign.campaign is not None:

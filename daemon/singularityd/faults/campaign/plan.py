@@ -39,6 +39,11 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         """Its deadline."""
         return self.at_ms + round(self.spec.duration * 1000)
 
+    @property
+    def options(self) -> dict[str, str]:
+        """As a person would write them."""
+        return spec.render(self.spec).options
+
 
 def draw(seed: int, purpose: str, *counters: int) -> int:
     """64 bits that depend on nothing else: blake2b of the words, big-endian."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from singularityd.errors import Refused
 from singularityd.faults import quantity, spec
 from singularityd.faults.campaign import file
+from singularityd.faults.campaign.plan import GAP_MS
 from singularityd.model import Fault
 
 
@@ -22,8 +23,14 @@ def write(name: str, faults: Sequence[Fault]) -> str:
     if len(armed) > file.MOST_FAULTS:
         raise Refused(f"{len(armed)} faults are more than a campaign may have ({file.MOST_FAULTS})", hint="begin later, with --since")
     first = armed[0].created_at
-    begins = [round((fault.created_at - first) * 1000) for fault in armed]
-    last = max(begin + round(fault.spec.duration * 1000) for begin, fault in zip(begins, armed, strict=True))
+    begins: list[int] = []
+    free: dict[int, int] = {}
+    for fault in armed:
+        # A fault that was cleared early let the next one follow sooner than a plan allows.
+        begin = max(round((fault.created_at - first) * 1000), free.get(fault.spec.rank, 0))
+        free[fault.spec.rank] = begin + round(fault.spec.duration * 1000) + GAP_MS
+        begins.append(begin)
+    last = max(free.values()) - GAP_MS
     if last > file.LONGEST_CAMPAIGN_MS:
         raise Refused("the faults lie more than a day apart", hint="begin later, with --since")
     head = [f"name = {_text(name)}", f"duration = {_text(quantity.duration_text(last))}"]
