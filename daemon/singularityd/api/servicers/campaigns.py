@@ -44,7 +44,9 @@ class CampaignCalls:
     async def ListCampaigns(self, request: pb.ListCampaignsRequest, context: Any) -> pb.ListCampaignsReply:
         """The newest, without their plans where they would not fit."""
         if not 0 <= request.limit <= LONGEST_LIST:
-            raise UsageError(f"a list of {request.limit} campaigns cannot be made", hint=f"ask for 1 to {LONGEST_LIST}, or 0 for the default")
+            raise UsageError(
+                f"a list of {request.limit} campaigns cannot be made", hint=f"ask for 1 to {LONGEST_LIST}, or 0 for the default"
+            )
         reply, size = pb.ListCampaignsReply(), 0
         for run in await self._service().history(request.limit or DEFAULT_LIST):
             one = message(run)
