@@ -13,7 +13,7 @@ from singularityd.faults.limits import FaultLimits
 from singularityd.model import Fault
 
 LIMITS = FaultLimits()
-FROZEN = [(0, 0)]
+FROZEN = [(21046, 0), (28722, 2), (0, 0), (56495, 0)]
 EXAMPLES = re.findall(r"```toml\n(.*?)```", (Path(__file__).parents[3] / "docs/drills.md").read_text(), re.DOTALL)
 
 GENERATED = """
@@ -40,11 +40,11 @@ def test_the_examples_of_the_page_can_be_planned(text):
     assert plan(file.read(text), range(4), LIMITS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**63 - 1),
     duration=st.integers(5, 600),
-    mtbf=st.integers(1, 60_000),
+    mtbf=st.integers(100, 60_000),
     ranks=st.sampled_from(['"all"', "[0, 2]", '"random:1"', '"random:3"']),
     most=st.integers(1, 200),
     life=st.integers(1, 5000),

@@ -22,6 +22,7 @@ LONGEST_FILE = 60_000
 """Characters; the file travels whole in one request of at most 64 KiB."""
 LONGEST_CAMPAIGN_MS = quantity.LONGEST_MS
 MOST_FAULTS = 1000
+LEAST_MTBF_MS = 100
 _RANDOM = re.compile(r"random:([1-9][0-9]{0,6})")
 _ALLOWED_RANKS = 'write "all", "random:K" or a list of ranks'
 
@@ -196,7 +197,9 @@ def _check_meaning(campaign: Campaign, problems: list[str]) -> None:
     for place, step in enumerate(campaign.fault, 1):
         _check_step(step, f"fault[{place}]", lasts, problems)
     if (generated := campaign.campaign) is not None:
-        _heard(problems, "campaign.mtbf", lambda: quantity.milliseconds("mtbf", generated.mtbf))
+        mean = _heard(problems, "campaign.mtbf", lambda: quantity.milliseconds("mtbf", generated.mtbf))
+        if mean is not None and mean < LEAST_MTBF_MS:
+            problems.append(f"campaign.mtbf: {generated.mtbf} is shorter than {LEAST_MTBF_MS}ms")
         _check_ranks(generated.ranks, "campaign.ranks", problems)
         for place, choice in enumerate(generated.pattern, 1):
             _check_words(choice, f"campaign.pattern[{place}]", lasts, problems)
