@@ -81,7 +81,7 @@ def test_clear_all_ends_a_drill_and_a_rank_that_disappears_is_an_outcome(daemon:
     assert "cleared" in ended["ending"]
     assert daemon.json("faults")["faults"] == []
 
-    gone = FILE.format(job=caller.job) + '[stop]\nwhen = []\n'
+    gone = FILE.format(job=caller.job) + "[stop]\nwhen = []\n"
     drill.write_text(gone)
     began = daemon.json("drill", "run", str(drill))["id"]
     time.sleep(0.2)

@@ -17,9 +17,7 @@ def path(tmp_path: Path) -> str:
     return str(made)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("drill-plan", ["plan"]), ("drill-run", ["run"]), ("drill-run-wait", ["run", "--wait"])]
-)
+@pytest.mark.parametrize(("name", "words"), [("drill-plan", ["plan"]), ("drill-run", ["run"]), ("drill-run-wait", ["run", "--wait"])])
 def test_a_file_is_sent_whole_and_the_answer_is_a_table(name: str, words: list[str], path: str) -> None:
     client = FakeClient()
     result = ask("drill", *words, path, client=client)

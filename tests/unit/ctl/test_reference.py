@@ -17,7 +17,13 @@ from .fake import ask
 TEXT = (Path(__file__).parents[3] / "docs" / "singularityctl.md").read_text()
 SECTIONS = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 COMMON = {name for option in cli.params for name in option.opts}
-NEED = {"inject": [["--rank", "3", "timeout"]], "clear": [["f12"]], "top": [["--once"]], "faults": [[], ["--patterns"]], "drill": [["list"], ["plan", "-"]]}
+NEED = {
+    "inject": [["--rank", "3", "timeout"]],
+    "clear": [["f12"]],
+    "top": [["--once"]],
+    "faults": [[], ["--patterns"]],
+    "drill": [["list"], ["plan", "-"]],
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -121,7 +121,13 @@ def test_every_problem_of_a_file_is_told_at_once_with_a_suggestion():
     with pytest.raises(BadOption) as caught:
         file.read(WRONG)
     said = caught.value.text
-    for word in ("sead; did you mean seed?", "fault[3].patern; did you mean pattern?", "fault[3].at", "fault[3].rank", "fault[3].pattern is missing"):
+    for word in (
+        "sead; did you mean seed?",
+        "fault[3].patern; did you mean pattern?",
+        "fault[3].at",
+        "fault[3].rank",
+        "fault[3].pattern is missing",
+    ):
         assert word in said
     assert "stop.max_failures" in said
     assert "stop.when" in said
@@ -180,6 +186,7 @@ def test_what_was_recorded_replays_the_same_faults_with_the_same_seeds(seed, mtb
 def test_a_fault_that_was_cleared_early_does_not_make_the_record_unusable():
     spec = plan(file.read(EXAMPLES[1]), range(4), LIMITS)[0].spec
     faults = [
-        Fault(id=f"f{n}", spec=msgspec.structs.replace(spec, seed=n), state="ended", created_at=1000.0 + n, armed_at=1000.0 + n) for n in (1, 2)
+        Fault(id=f"f{n}", spec=msgspec.structs.replace(spec, seed=n), state="ended", created_at=1000.0 + n, armed_at=1000.0 + n)
+        for n in (1, 2)
     ]
     assert [one.at_ms for one in plan(file.read(replay.write('a "b" \\', faults)), range(4), LIMITS)] == [0, 4000]
