@@ -23,10 +23,10 @@ pattern = "timeout"
 for = "2s"
 options = {{ point = "allreduce", ms = 400, count = 2 }}
 [[fault]]
-at = "6s"
+at = "5s"
 ranks = "all"
 pattern = "timeout"
-for = "1s"
+for = "2500ms"
 """
 
 
@@ -37,7 +37,7 @@ def test_a_drill_from_its_plan_to_its_report(daemon: Daemon, workshop: Any, tmp_
     drill.write_text(FILE.format(job=caller.job))
 
     planned = daemon.json("drill", "plan", str(drill))
-    assert [(one["at"], one["rank"]) for one in planned["planned"]] == [(1.0, 0), (6.0, 0)]
+    assert [(one["at"], one["rank"]) for one in planned["planned"]] == [(1.0, 0), (5.0, 0)]
     assert daemon.json("faults", "--history")["faults"] == []
 
     began = daemon.json("drill", "run", str(drill))
