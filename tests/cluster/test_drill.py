@@ -63,7 +63,8 @@ def test_a_drill_from_its_plan_to_its_report(daemon: Daemon, workshop: Any, tmp_
     assert "# Drill" in daemon.ctl("drill", "report", began["id"]).stdout
 
     again = tmp_path / "again.toml"
-    again.write_text(daemon.ctl("drill", "record", "--campaign", began["id"]).stdout)
+    # A record names no job; here others may run beside ours.
+    again.write_text(f'job = "{caller.job}"\n' + daemon.ctl("drill", "record", "--campaign", began["id"]).stdout)
     replay = daemon.json("drill", "plan", str(again))
     assert [(one["rank"], one["options"]) for one in replay["planned"]] == [(one["rank"], one["options"]) for one in ended["planned"]]
 
