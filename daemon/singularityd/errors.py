@@ -9,11 +9,13 @@ SingularityError
 |   +-- NoSuchJob
 |   +-- AmbiguousJob
 |   +-- NoSuchFault
+|   +-- NoSuchCampaign
 +-- Refused                    understood, and not done (exit 1)
 |   +-- NotAllowed
 |   +-- Unauthenticated
 |   +-- AuditUnavailable
 |   +-- AlreadyArmed
+|   +-- CampaignRuns
 |   +-- RankGone
 |   +-- NotWatched
 |   +-- TracedByAnother
@@ -95,6 +97,12 @@ class NoSuchFault(NotFound):
     code = "no_such_fault"
 
 
+class NoSuchCampaign(NotFound):
+    """Raised when the journal has no campaign of that id."""
+
+    code = "no_such_campaign"
+
+
 class Refused(SingularityError):
     """Understood, and not done."""
 
@@ -123,6 +131,12 @@ class AlreadyArmed(Refused):
     """Raised when the rank already has a fault."""
 
     code, status = "already_armed", "ALREADY_EXISTS"
+
+
+class CampaignRuns(Refused):
+    """Raised when a campaign is asked for while another runs; names it."""
+
+    code, status = "campaign_runs", "ALREADY_EXISTS"
 
 
 class RankGone(Refused):

@@ -28,6 +28,7 @@ from singularityd.api.server import ApiServer
 from singularityd.config import FRONT_SETTINGS, AccessSettings, Settings
 from singularityd.errors import SingularityError
 from singularityd.faults import spec
+from singularityd.faults.campaign.runner import CampaignService
 from singularityd.faults.journal import Journal
 from singularityd.faults.limits import FaultLimits
 from singularityd.faults.patterns import PATTERNS
@@ -89,6 +90,9 @@ class Front:
             timeout_of=self.watch.collective_timeout,
         )
         self.watch.faults = self.faults
+        self.campaigns = CampaignService(
+            registry=self.registry, faults=self.faults, bus=self.bus, reading=self.watch.snapshot, limits=limits
+        )
         self.lag = LoopLag()
         self.watch.lag = self.lag
         self.page = MetricsPage(self.watch.snapshot, settings.metrics)
@@ -114,6 +118,7 @@ class Front:
         return Ports(
             ranks=self.registry,
             faults=self.faults,
+            campaigns=self.campaigns,
             bus=self.bus,
             parse=spec.parse,
             patterns=tuple(PATTERNS),
@@ -151,6 +156,7 @@ class Front:
         for number in (signal.SIGINT, signal.SIGHUP):  # sent to the whole group: they are the executor's to answer
             loop.add_signal_handler(number, lambda: None)
         await self.faults.start()
+        await self.campaigns.open()
         if self.settings.metrics.enabled:
             await self.metrics.start()
         await self.api.start()
@@ -169,6 +175,7 @@ class Front:
 
     async def _shut(self) -> None:
         await self.api.stop()
+        await self.campaigns.close()
         await self.faults.stop()
         self.audit.close()
         if self.otel is not None:

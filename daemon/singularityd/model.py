@@ -223,3 +223,5 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Calls at the fault's point while it was armed, hit or not; known when it has ended."""
     ending: str = ""
     """Why it ended: `deadline`, `cleared`, `rank exited`, `executor died`, `front restarted`, ... ; or why it was refused."""
+    campaign: str = ""
+    """The campaign it belongs to, for example `c3`; empty: asked for by itself."""

@@ -189,6 +189,30 @@ class Client:
         """What can be armed."""
         return self._ask(lambda: self._faults.ListPatterns(pb.ListPatternsRequest(), timeout=self._timeout))
 
+    def start_campaign(self, toml: str, *, dry_run: bool = False) -> pb.Campaign:
+        """Begin the campaign of a file's text, or only plan it."""
+        request = pb.StartCampaignRequest(toml=toml, dry_run=dry_run)
+        return self._ask(
+            lambda: self._faults.StartCampaign(request, timeout=self._timeout), late="singularityctl drill list shows whether it began"
+        )
+
+    def stop_campaign(self, campaign: str) -> pb.Campaign:
+        """End it now, with its faults."""
+        return self._ask(lambda: self._faults.StopCampaign(pb.StopCampaignRequest(id=campaign), timeout=self._timeout))
+
+    def campaign(self, campaign: str, *, report: bool = False) -> pb.Campaign:
+        """One campaign, with its report where asked."""
+        return self._ask(lambda: self._faults.GetCampaign(pb.GetCampaignRequest(id=campaign, report=report), timeout=self._timeout))
+
+    def campaigns(self, limit: int = 100) -> pb.ListCampaignsReply:
+        """The newest, newest first."""
+        return self._ask(lambda: self._faults.ListCampaigns(pb.ListCampaignsRequest(limit=limit), timeout=self._timeout))
+
+    def record_campaign(self, *, campaign: str = "", since: float = 0.0) -> pb.RecordCampaignReply:
+        """A campaign file of what was armed."""
+        request = pb.RecordCampaignRequest(campaign=campaign, since=since)
+        return self._ask(lambda: self._faults.RecordCampaign(request, timeout=self._timeout))
+
     def doctor(self) -> pb.CheckReply:
         """What this host permits."""
         return self._ask(lambda: self._doctor.Check(pb.CheckRequest(), timeout=self._timeout))

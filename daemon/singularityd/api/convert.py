@@ -82,6 +82,7 @@ def fault(value: Fault, *, dry_run: bool = False) -> pb.Fault:
         seen=value.seen,
         ending=text(value.ending),
         doing=telling.calls(spec),
+        campaign=value.campaign,
     )
 
 

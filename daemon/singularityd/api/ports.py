@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -67,6 +67,122 @@ class FaultService(Protocol):
 
     async def history(self, limit: int) -> list[Fault]:
         """The newest of the journal, newest first."""
+
+
+class PlannedFault(Protocol):
+    """One fault of a campaign's plan."""
+
+    @property
+    def index(self) -> int:
+        """From 0."""
+
+    @property
+    def at_ms(self) -> int:
+        """After the campaign's start."""
+
+    @property
+    def spec(self) -> FaultSpec:
+        """What is armed."""
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """Its options as a person would write them."""
+
+
+class Outcome(Protocol):
+    """What became of one."""
+
+    @property
+    def index(self) -> int:
+        """Of the plan."""
+
+    @property
+    def fault(self) -> str:
+        """Its id; empty where it was refused."""
+
+    @property
+    def refused(self) -> str:
+        """Why it was not armed."""
+
+
+class Campaign(Protocol):
+    """One campaign's run."""
+
+    @property
+    def id(self) -> str:
+        """`c3`; empty in a dry run."""
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+
+    @property
+    def job(self) -> str:
+        """The job it disturbs."""
+
+    @property
+    def seed(self) -> int:
+        """Of the plan."""
+
+    @property
+    def who(self) -> str:
+        """Who asked."""
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+
+    @property
+    def state(self) -> str:
+        """`running` or `ended`."""
+
+    @property
+    def started_at(self) -> float:
+        """Unix time."""
+
+    @property
+    def ended_at(self) -> float:
+        """Unix time; 0 while it runs."""
+
+    @property
+    def ending(self) -> str:
+        """Why it ended."""
+
+    @property
+    def planned(self) -> Sequence[PlannedFault]:
+        """In order of time."""
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Of those whose time has come."""
+
+
+class CampaignService(Protocol):
+    """Plans and runs campaigns; every method raises SingularityError subclasses."""
+
+    def dry_run(self, text: str, who: str = "") -> Campaign:
+        """What a campaign file would do."""
+
+    async def start(self, text: str, who: str, caller: Caller) -> Campaign:
+        """Begin it."""
+
+    async def stop(self, run_id: str, who: str) -> Campaign:
+        """End it, with its faults."""
+
+    async def clear_all(self, who: str) -> None:
+        """End the one that runs, if one does."""
+
+    async def get(self, run_id: str) -> Campaign:
+        """One of the journal."""
+
+    async def history(self, limit: int) -> Sequence[Campaign]:
+        """The newest, newest first."""
+
+    async def report(self, run: Any) -> tuple[str, str]:
+        """Markdown and JSON."""
+
+    async def replay(self, *, campaign: str = "", since: float = 0.0) -> str:
+        """A campaign file that does the same again."""
 
 
 class Parse(Protocol):
@@ -243,6 +359,7 @@ class Ports:
     check_up: Callable[[], CheckUp]
     health: Callable[[], Mapping[str, tuple[bool, str]]]
     """Part -> (works, detail), as `observe.health.Health.parts`."""
+    campaigns: CampaignService | None = None
     start_time: Callable[[int], Awaitable[int | None]]
     """Of a live process as the executor sees it, clock ticks after boot; None where there is none."""
     access: Access | None = None

@@ -94,7 +94,9 @@ class ApiServer:
             Node(ranks=ports.ranks, faults=ports.faults, status=ports.status, health=ports.health), server
         )
         node_pb2_grpc.add_RanksServicer_to_server(Ranks(ranks=ports.ranks, reading=ports.reading), server)
-        faults = Faults(faults=ports.faults, parse=ports.parse, patterns=ports.patterns, members=ports.ranks.members)
+        faults = Faults(
+            faults=ports.faults, parse=ports.parse, patterns=ports.patterns, members=ports.ranks.members, campaigns=ports.campaigns
+        )
         node_pb2_grpc.add_FaultsServicer_to_server(faults, server)
         node_pb2_grpc.add_EventsServicer_to_server(Events(bus=ports.bus, kinds=ports.kinds, backlog=limits.backlog), server)
         node_pb2_grpc.add_DoctorServicer_to_server(Doctor(ports.check_up), server)

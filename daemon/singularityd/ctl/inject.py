@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from singularityd.ctl import words
+from singularityd.ctl import drill, words
 from singularityd.ctl.failures import NoHits
 from singularityd.ctl.messages import calls, deadline, fault_state, fault_value, standing, target
 from singularityd.ctl.output import print_json, remark, say
@@ -23,13 +23,14 @@ LARGEST_RANK = 2**31 - 1
 
 
 @click.command()
-@click.argument("pattern", metavar="PATTERN")
+@click.argument("pattern", metavar="PATTERN", required=False, default="")
 @click.argument("options", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--rank", "ranks", metavar="RANKS", default="", help="The global rank to disturb: 3; or several: 1,3, 0-2, all, random:2.")
 @click.option("--job", metavar="JOB", default="", help="The job it belongs to; needed where several run on this host.")
 @click.option("--for", "duration", metavar="TIME", default="", help="How long the fault lasts, for example 500ms, 5s, 2m (default: 10s).")
 @click.option("--reason", metavar="TEXT", default="", help="Why; kept in the journal.")
 @click.option("--may-kill-job", is_flag=True, help="Hold even longer than half of the job's own time-out.")
+@click.option("-f", "--file", "file", metavar="FILE", default="", help="Run a campaign of faults instead: the same as `drill run FILE`.")
 @click.option("--wait", is_flag=True, help="Return when the fault has ended; exit 5 when it hit no call.")
 @click.option("--dry-run", is_flag=True, help="Check everything and say what would be armed; arm nothing.")
 @common
@@ -39,6 +40,7 @@ def inject(
     pattern: str,
     options: tuple[str, ...],
     *,
+    file: str,
     ranks: str,
     job: str,
     duration: str,
@@ -56,6 +58,11 @@ def inject(
     `singularityctl faults --patterns` lists the patterns and their keys. The fault ends at its deadline, by `singularityctl
     clear`, or when either half of the daemon dies.
     """
+    if file:
+        campaign(session, file, alone=not (ranks or pattern or options or duration), dry_run=dry_run, wait=wait)
+        return
+    if not pattern:
+        raise UsageError("PATTERN is missing: what to do to the rank", hint="singularityctl faults --patterns lists them")
     if not ranks:
         raise UsageError("--rank is missing: which rank to disturb", hint="write --rank N; singularityctl ranks lists them")
     if wait and dry_run:
@@ -83,6 +90,13 @@ def inject(
         print_json(fault_value(faults[0]) if number is not None else {"faults": [fault_value(fault) for fault in faults]})
     if wait:
         tell_all_ended(faults, quiet=session.json)
+
+
+def campaign(session: Session, file: str, *, alone: bool, dry_run: bool, wait: bool) -> None:
+    """`drill run`, or with --dry-run `drill plan`."""
+    if not alone:
+        raise UsageError("--file says what is done to which rank, and so do the other words", hint="keep either")
+    drill.start(session, file, dry_run=dry_run, wait=wait)
 
 
 def one_rank(text: str) -> int | None:

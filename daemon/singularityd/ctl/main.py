@@ -13,6 +13,7 @@ from singularityd.ctl import failures, output
 from singularityd.ctl.audit import audit
 from singularityd.ctl.clear import clear
 from singularityd.ctl.doctor import doctor
+from singularityd.ctl.drill import drill
 from singularityd.ctl.events import events
 from singularityd.ctl.faults import faults
 from singularityd.ctl.inject import inject
@@ -23,7 +24,7 @@ from singularityd.ctl.top import top
 from singularityd.ctl.version import version
 from singularityd.errors import UsageError
 
-COMMANDS = (status, ranks, top, events, inject, faults, clear, audit, doctor, version)
+COMMANDS = (status, ranks, top, events, inject, faults, clear, drill, audit, doctor, version)
 
 
 class Root(click.Group):

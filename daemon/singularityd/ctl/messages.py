@@ -52,6 +52,7 @@ def fault_value(fault: node_pb2.Fault) -> dict[str, Any]:
         "hits": fault.hits,
         "seen": fault.seen if fault_state(fault) == "ended" and fault.seen >= fault.hits else None,
         "ending": fault.ending or None,
+        "campaign": fault.campaign or None,
     }
 
 

@@ -7,6 +7,8 @@ until the journal has taken it: a full disk must not keep a fault from being end
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -65,6 +67,15 @@ class Bookkeeping:
     async def history(self, limit: int) -> list[Fault]:
         """Raises JournalUnavailable."""
         return await self._answer(self._worker.run(self._journal.history, limit))
+
+    async def within(self, function: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+        """One transaction on another table of the journal's file. Raises JournalUnavailable."""
+        return await self._answer(self._worker.run(lambda: self._journal.within(function, durable=durable)))
+
+    async def faults_where(self, *, campaign: str = "", since: float = 0.0) -> list[Fault]:
+        """Oldest first, with what is known here and not written yet. Raises JournalUnavailable."""
+        found = await self._answer(self._worker.run(lambda: self._journal.faults_where(campaign=campaign, since=since)))
+        return [self._unsaved.get(number_of(fault.id) or 0, fault) for fault in found]
 
     def save(self, fault: Fault, *, soon: bool = False) -> None:
         """Write this row without being waited for, now or `soon`; tried again until it succeeds.

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from singularityd.errors import JournalUnavailable
 from singularityd.faults import journal_file, schema
 from singularityd.model import Fault, FaultSpec
 
+T = TypeVar("T")
 RETENTION = 10_000
 _BUSY_SECONDS = 2.0
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -60,6 +61,12 @@ class JournalLike(Protocol):
 
     def history(self, limit: int) -> list[Fault]:
         """The newest, newest first."""
+
+    def within(self, function: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+        """What `function` does, as one transaction."""
+
+    def faults_where(self, *, campaign: str = "", since: float = 0.0) -> list[Fault]:
+        """Those of a campaign, or since a time; oldest first."""
 
     def close(self) -> None:
         """Let go of the file."""
@@ -118,6 +125,18 @@ class Journal:
         """The newest `limit` faults, newest first."""
         with self._working() as connection:
             return [_fault(row) for row in connection.execute(f"{_SELECT} ORDER BY number DESC LIMIT ?", (max(0, limit),))]
+
+    def within(self, function: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+        """What `function` does, as one transaction; for the tables that other modules keep in this file. Raises JournalUnavailable."""
+        with self._transaction(durable=durable) as connection:
+            return function(connection)
+
+    def faults_where(self, *, campaign: str = "", since: float = 0.0) -> list[Fault]:
+        """The faults of a campaign, or those asked for since a Unix time; oldest first."""
+        condition, value = ("campaign = ?", campaign) if campaign else ("created_at >= ?", since)
+        with self._working() as connection:
+            rows = connection.execute(f"{_SELECT} WHERE {condition} ORDER BY number", (value,))
+            return [_fault(row) for row in rows]
 
     def take_notices(self) -> list[str]:
         """Lines for the log about what was done to the files; each is returned once. Any thread."""

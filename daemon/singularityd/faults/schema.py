@@ -30,12 +30,20 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         "CREATE INDEX faults_open ON faults (state) WHERE state IN ('arming', 'armed')",
     ),
+    (
+        "ALTER TABLE faults ADD COLUMN campaign TEXT NOT NULL DEFAULT ''",
+        """CREATE TABLE campaigns (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            state TEXT NOT NULL CHECK (state IN ('running', 'ended')),
+            record TEXT NOT NULL
+        )""",
+    ),
 )
 """Step i turns version i into version i + 1; the version is the file's user_version."""
 
 COLUMNS = (
     *("number", "state", "spec", "who", "reason", "job", "rank", "pid", "start_time", "mechanism"),
-    *("created_at", "armed_at", "ended_at", "hits", "seen", "ending"),
+    *("created_at", "armed_at", "ended_at", "hits", "seen", "ending", "campaign"),
 )
 
 

@@ -90,6 +90,11 @@ class FaultService:
         self._stopping = False
         self._executor_there = True
 
+    @property
+    def books(self) -> Bookkeeping:
+        """The journal from the loop's side; campaigns are kept in the same file."""
+        return self._books
+
     # --- life ----------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -127,7 +132,7 @@ class FaultService:
 
     # --- requests ------------------------------------------------------------------------------------------------------------
 
-    async def inject(self, spec: FaultSpec, who: str, caller: Caller = ADMIN) -> Fault:
+    async def inject(self, spec: FaultSpec, who: str, caller: Caller = ADMIN, campaign: str = "") -> Fault:
         """Arm a fault; returned armed, or already ended where that came first. `who` is for the journal and the event.
 
         Raises the registry's errors, NotAllowed, Busy, Refused, AlreadyArmed, RankGone, JournalUnavailable, ExecutorGone and what the
@@ -136,7 +141,8 @@ class FaultService:
         rank = self._admit(spec, caller)
         value = results.code(spec.result, rank) if spec.result else 0
         self._gate.count(asyncio.get_running_loop().time())
-        active = Active(self._draft(spec, rank, who), self._bus.publish, value=value)
+        draft = msgspec.structs.replace(self._draft(spec, rank, who), campaign=campaign)
+        active = Active(draft, self._bus.publish, value=value)
         self._actives[active.key] = active
         arming = self._tasks.spawn(self._arm(active))
         try:

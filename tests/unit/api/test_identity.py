@@ -271,7 +271,9 @@ OF = {
 
 
 def test_the_table_names_every_method_of_the_proto_and_no_other() -> None:
-    assert {f"/singularity.node.v1.Faults/{name}" for name in ("Inject", "InjectMany", "Clear")} == roles.MUTATING
+    assert {
+        f"/singularity.node.v1.Faults/{name}" for name in ("Inject", "InjectMany", "Clear", "StartCampaign", "StopCampaign")
+    } == roles.MUTATING
     assert roles.ROLES["viewer"] == OF["viewer"]
     assert roles.ROLES["operator"] == OF["viewer"] | roles.MUTATING
     assert roles.ROLES["admin"] == METHODS

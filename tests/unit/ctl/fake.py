@@ -71,6 +71,21 @@ class FakeClient:
     def patterns(self) -> node_pb2.ListPatternsReply:
         return self._answer("patterns", samples.PATTERNS)
 
+    def start_campaign(self, toml: str, *, dry_run: bool = False) -> node_pb2.Campaign:
+        return self._answer("start_campaign", samples.CAMPAIGN_DRY if dry_run else samples.CAMPAIGN, toml=toml, dry_run=dry_run)
+
+    def stop_campaign(self, campaign: str) -> node_pb2.Campaign:
+        return self._answer("stop_campaign", samples.CAMPAIGN_ENDED, id=campaign)
+
+    def campaign(self, campaign: str, *, report: bool = False) -> node_pb2.Campaign:
+        return self._answer("campaign", samples.CAMPAIGN_ENDED, id=campaign, report=report)
+
+    def campaigns(self, limit: int = 100) -> node_pb2.ListCampaignsReply:
+        return self._answer("campaigns", node_pb2.ListCampaignsReply(campaigns=[samples.CAMPAIGN_ENDED]), limit=limit)
+
+    def record_campaign(self, *, campaign: str = "", since: float = 0.0) -> node_pb2.RecordCampaignReply:
+        return self._answer("record_campaign", node_pb2.RecordCampaignReply(toml='name = "again"\n'), campaign=campaign, since=since)
+
     def doctor(self) -> node_pb2.CheckReply:
         return self._answer("doctor", samples.CHECK)
 

@@ -223,3 +223,28 @@ TOP_AFTER = pb.TopReply(
         ),
     ],
 )
+
+
+def _campaign(**values):
+    steps = [
+        pb.PlannedFault(at_seconds=1.5, rank=1, pattern="timeout", options={"point": "allreduce", "seed": "77"}, duration_seconds=2.0),
+        pb.PlannedFault(at_seconds=20.0, rank=3, pattern="timeout", options={"seed": "9"}, duration_seconds=5.0),
+    ]
+    for step, more in zip(steps, values.pop("became", ({}, {})), strict=True):
+        for name, value in more.items():
+            setattr(step, name, value)
+    return pb.Campaign(name="nightly", job="torchrun-7f3a", seed=7, who="control socket", reason="rehearsal", planned=steps, **values)
+
+
+CAMPAIGN_DRY = _campaign(state=pb.CAMPAIGN_STATE_DRY_RUN)
+CAMPAIGN = _campaign(id="c3", state=pb.CAMPAIGN_STATE_RUNNING, started_at=NOW - 2)
+CAMPAIGN_ENDED = _campaign(
+    id="c3",
+    state=pb.CAMPAIGN_STATE_ENDED,
+    started_at=NOW - 40,
+    ended_at=NOW - 5,
+    ending="done",
+    became=({"fault": "f14"}, {"refused": "rank 3 is gone"}),
+    report_markdown="# Drill c3\n",
+    report_json="{}\n",
+)

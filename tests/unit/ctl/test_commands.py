@@ -19,7 +19,7 @@ class Gone(SingularityError):
     exit_code = 4
 
 
-NEED = {"inject": ["--rank", "3", "timeout"], "clear": ["f12"], "top": ["--once"]}
+NEED = {"drill": ["list"], "inject": ["--rank", "3", "timeout"], "clear": ["f12"], "top": ["--once"]}
 NAMES = [command.name or "" for command in COMMANDS if command.name != "audit"]  # which asks no daemon: test_audit.py
 
 
@@ -53,7 +53,7 @@ def test_a_timeout_is_a_positive_finite_number(text: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "version"])
 def test_an_unreachable_daemon_is_exit_4_everywhere(name: str) -> None:
     gone = Gone("no daemon answers on /run/x", hint="systemctl start singularityd")
-    call = {"events": "follow"}.get(name, name)
+    call = {"events": "follow", "drill": "campaigns"}.get(name, name)
     client = FakeClient(**{call: [gone] if name == "events" else gone})
     result = ask(name, *NEED.get(name, []), client=client)
     assert result.exit_code == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +161,15 @@ def test_the_daemons_refusal_is_passed_on(failure: SingularityError, code: int) 
     assert result.exit_code == code
     assert result.stderr.splitlines()[0] == f"singularityctl: {failure.text}"
     assert ("hint: there are 0-3" in result.stderr) == bool(failure.hint)
+
+
+def test_a_file_is_a_campaign(tmp_path: Path) -> None:
+    path = tmp_path / "drill.toml"
+    path.write_text('name = "x"')
+    for words, name in ((["-f", str(path)], "start_campaign"), (["--file", str(path), "--dry-run"], "start_campaign")):
+        client = FakeClient()
+        result = ask("inject", *words, client=client)
+        assert result.exit_code == 0, result.output
+        assert any(what == name for what, _ in client.asked)
+    for words in (["-f", str(path), "--rank", "3"], ["-f", str(path), "timeout"], ["--rank", "3"]):
+        assert ask("inject", *words).exit_code == 2

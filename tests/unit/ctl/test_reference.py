@@ -23,6 +23,7 @@ NEED = {
     "top": [["--once"]],
     "faults": [[], ["--patterns"]],
     "audit": [["verify", "AUDIT"]],
+    "drill": [["list"], ["plan", "-"]],
 }
 
 
@@ -44,7 +45,7 @@ def keys(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield key
-            if key not in ("probes", "dropped", "attach_errors", "fields"):
+            if key not in ("probes", "dropped", "attach_errors", "fields", "options"):
                 yield from keys(inner)
 
 

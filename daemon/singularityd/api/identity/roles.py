@@ -10,14 +10,15 @@ from singularityd.api.identity.caller import Caller, Role
 Socket = Literal["control", "agent"]
 
 _NODE = "/singularity.node.v1"
+_CAMPAIGN_READS = ("GetCampaign", "ListCampaigns", "RecordCampaign")
 AGENT = frozenset(f"{_NODE}.Agent/{name}" for name in ("Register", "Watch", "Report"))
 READS = frozenset(
     {f"{_NODE}.{name}" for name in ("Node/Status", "Node/Version", "Ranks/List", "Ranks/Top", "Events/Follow", "Doctor/Check")}
-    | {f"{_NODE}.Faults/{name}" for name in ("List", "Get", "Wait", "ListPatterns")}
+    | {f"{_NODE}.Faults/{name}" for name in ("List", "Get", "Wait", "ListPatterns", *_CAMPAIGN_READS)}
 )
-ENDING = frozenset({f"{_NODE}.Faults/Clear"})
+ENDING = frozenset({f"{_NODE}.Faults/Clear", f"{_NODE}.Faults/StopCampaign"})
 """Calls that only let ranks go: they are made though the audit cannot be written."""
-MUTATING = frozenset({f"{_NODE}.Faults/Inject", f"{_NODE}.Faults/InjectMany"}) | ENDING
+MUTATING = frozenset({f"{_NODE}.Faults/Inject", f"{_NODE}.Faults/InjectMany", f"{_NODE}.Faults/StartCampaign"}) | ENDING
 """Calls that disturb a job or end a disturbance: each is audited before it is done."""
 OPEN = frozenset(
     {

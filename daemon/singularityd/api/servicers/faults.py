@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from singularityd.api import convert
-from singularityd.api.admission import WHO
-from singularityd.api.identity.caller import CALLER, ROLE
-from singularityd.api.ports import FaultService, Parse, Pattern
+from singularityd.api.ports import CampaignService, FaultService, Parse, Pattern
+from singularityd.api.servicers.asking import asking, who
+from singularityd.api.servicers.campaigns import CampaignCalls
 from singularityd.api.v1 import node_pb2 as pb
 from singularityd.api.v1 import node_pb2_grpc
 from singularityd.errors import UsageError
 from singularityd.faults import many
-from singularityd.faults.limits import Caller
 from singularityd.model import Fault, FaultSpec, Rank
 
 DEFAULT_LIST, LONGEST_LIST = 100, 10_000
@@ -21,14 +20,21 @@ ROOM = 3 << 20
 """Bytes of faults in one answer, well below the largest that is sent."""
 
 
-class Faults(node_pb2_grpc.FaultsServicer):
+class Faults(CampaignCalls, node_pb2_grpc.FaultsServicer):
     """The fault service, by wire."""
 
     def __init__(
-        self, *, faults: FaultService, parse: Parse, patterns: Sequence[Pattern], members: Callable[[str], Sequence[Rank]]
+        self,
+        *,
+        faults: FaultService,
+        parse: Parse,
+        patterns: Sequence[Pattern],
+        members: Callable[[str], Sequence[Rank]],
+        campaigns: CampaignService | None = None,
     ) -> None:
         """`members` lists the live ranks of a job."""
         self._faults = faults
+        self._campaigns = campaigns
         self._parse = parse
         self._patterns = patterns
         self._members = members
@@ -39,8 +45,8 @@ class Faults(node_pb2_grpc.FaultsServicer):
             raise UsageError("the request names no rank", hint="say which rank to disturb; singularityctl ranks lists them")
         spec = self._spec(request, request.rank)
         if request.dry_run:
-            return convert.fault(self._faults.dry_run(spec, *_asking()).fault, dry_run=True)
-        return convert.fault(await self._faults.inject(spec, *_asking()))
+            return convert.fault(self._faults.dry_run(spec, *asking()).fault, dry_run=True)
+        return convert.fault(await self._faults.inject(spec, *asking()))
 
     async def InjectMany(self, request: pb.InjectRequest, context: Any) -> pb.ListFaultsReply:
         """The same on several ranks: all are armed, or none. A caller that goes away meanwhile leaves nothing armed."""
@@ -49,9 +55,9 @@ class Faults(node_pb2_grpc.FaultsServicer):
         members = self._members(request.job)
         if request.dry_run:
             numbers = many.numbers(members, request.ranks, self._spec(request, 0).seed)
-            dry = [self._faults.dry_run(self._spec(request, number), *_asking()).fault for number in numbers]
+            dry = [self._faults.dry_run(self._spec(request, number), *asking()).fault for number in numbers]
             return pb.ListFaultsReply(faults=[convert.fault(fault, dry_run=True) for fault in dry])
-        return _listed(await many.inject(self._faults, members, request.ranks, lambda rank: self._spec(request, rank), _asking()))
+        return _listed(await many.inject(self._faults, members, request.ranks, lambda rank: self._spec(request, rank), asking()))
 
     def _spec(self, request: pb.InjectRequest, rank: int) -> FaultSpec:
         return self._parse(
@@ -65,8 +71,14 @@ class Faults(node_pb2_grpc.FaultsServicer):
         )
 
     async def Clear(self, request: pb.ClearRequest, context: Any) -> pb.ListFaultsReply:
-        """End one fault, or all. Raises NoSuchFault."""
-        return _listed(await self._faults.clear(_id(request.id), _who()))
+        """End one fault, or all and the campaign that would arm the next. Raises NoSuchFault."""
+        if request.id == "all" and self._campaigns is not None:
+            ended = self._faults.active()
+            await self._campaigns.clear_all(who())
+            more = await self._faults.clear("all", who())
+            known = {fault.id for fault in more}
+            return _listed([*[await self._faults.get(fault.id) for fault in ended if fault.id not in known], *more])
+        return _listed(await self._faults.clear(_id(request.id), who()))
 
     async def List(self, request: pb.ListFaultsRequest, context: Any) -> pb.ListFaultsReply:
         """Those armed, or the newest of the journal; fewer than asked for where they would not fit into one answer."""
@@ -86,18 +98,6 @@ class Faults(node_pb2_grpc.FaultsServicer):
     async def ListPatterns(self, request: pb.ListPatternsRequest, context: Any) -> pb.ListPatternsReply:
         """What can be armed."""
         return pb.ListPatternsReply(patterns=[convert.pattern(pattern) for pattern in self._patterns])
-
-
-def _asking() -> tuple[str, Caller]:
-    """Who asks, for the journal and for the limits."""
-    caller = CALLER.get()
-    return _who(), Caller(uid=caller.uid if caller else 0, admin=ROLE.get() == "admin")
-
-
-def _who() -> str:
-    """For the journal: the proven caller, else the socket whose permissions let it in."""
-    caller = CALLER.get()
-    return str(caller) if caller else WHO
 
 
 def _id(given: str) -> str:

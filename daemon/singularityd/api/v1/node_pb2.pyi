@@ -69,6 +69,27 @@ FAULT_STATE_DRY_RUN: FaultState.ValueType  # 5
 """Only in the answer to a dry run."""
 Global___FaultState: _TypeAlias = FaultState  # noqa: Y015
 
+class _CampaignState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CampaignStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CampaignState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CAMPAIGN_STATE_UNSPECIFIED: _CampaignState.ValueType  # 0
+    CAMPAIGN_STATE_RUNNING: _CampaignState.ValueType  # 1
+    CAMPAIGN_STATE_ENDED: _CampaignState.ValueType  # 2
+    CAMPAIGN_STATE_DRY_RUN: _CampaignState.ValueType  # 3
+    """Only in the answer to a dry run."""
+
+class CampaignState(_CampaignState, metaclass=_CampaignStateEnumTypeWrapper): ...
+
+CAMPAIGN_STATE_UNSPECIFIED: CampaignState.ValueType  # 0
+CAMPAIGN_STATE_RUNNING: CampaignState.ValueType  # 1
+CAMPAIGN_STATE_ENDED: CampaignState.ValueType  # 2
+CAMPAIGN_STATE_DRY_RUN: CampaignState.ValueType  # 3
+"""Only in the answer to a dry run."""
+Global___CampaignState: _TypeAlias = CampaignState  # noqa: Y015
+
 class _CapabilityState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -647,6 +668,7 @@ class Fault(_message.Message):
     ENDING_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
     DOING_FIELD_NUMBER: _builtins.int
+    CAMPAIGN_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     pattern: _builtins.str
     state: Global___FaultState.ValueType
@@ -672,6 +694,8 @@ class Fault(_message.Message):
     """Calls at its point while it was armed, hit or not; known when it has ended."""
     doing: _builtins.str
     """What happens to which calls, for people."""
+    campaign: _builtins.str
+    """The campaign it belongs to; empty: asked for by itself."""
     def __init__(
         self,
         *,
@@ -698,10 +722,11 @@ class Fault(_message.Message):
         ending: _builtins.str = ...,
         seen: _builtins.int = ...,
         doing: _builtins.str = ...,
+        campaign: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed_at", b"armed_at", "backend", b"backend", "count", b"count", "created_at", b"created_at", "doing", b"doing", "duration_seconds", b"duration_seconds", "ended_at", b"ended_at", "ending", b"ending", "hits", b"hits", "id", b"id", "job", b"job", "mechanism", b"mechanism", "milliseconds", b"milliseconds", "pattern", b"pattern", "pid", b"pid", "point", b"point", "probability_percent", b"probability_percent", "rank", b"rank", "reason", b"reason", "seed", b"seed", "seen", b"seen", "state", b"state", "who", b"who"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed_at", b"armed_at", "backend", b"backend", "campaign", b"campaign", "count", b"count", "created_at", b"created_at", "doing", b"doing", "duration_seconds", b"duration_seconds", "ended_at", b"ended_at", "ending", b"ending", "hits", b"hits", "id", b"id", "job", b"job", "mechanism", b"mechanism", "milliseconds", b"milliseconds", "pattern", b"pattern", "pid", b"pid", "point", b"point", "probability_percent", b"probability_percent", "rank", b"rank", "reason", b"reason", "seed", b"seed", "seen", b"seen", "state", b"state", "who", b"who"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -882,6 +907,275 @@ class ListPatternsReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPatternsReply: _TypeAlias = ListPatternsReply  # noqa: Y015
+
+@_typing.final
+class StartCampaignRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOML_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    toml: _builtins.str
+    """The campaign file (docs/drills.md)."""
+    dry_run: _builtins.bool
+    """Only plan it."""
+    def __init__(
+        self,
+        *,
+        toml: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "toml", b"toml"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartCampaignRequest: _TypeAlias = StartCampaignRequest  # noqa: Y015
+
+@_typing.final
+class StopCampaignRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopCampaignRequest: _TypeAlias = StopCampaignRequest  # noqa: Y015
+
+@_typing.final
+class GetCampaignRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    report: _builtins.bool
+    """Also the report."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        report: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCampaignRequest: _TypeAlias = GetCampaignRequest  # noqa: Y015
+
+@_typing.final
+class PlannedFault(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    AT_SECONDS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    DURATION_SECONDS_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    at_seconds: _builtins.float
+    """After the campaign's start."""
+    rank: _builtins.int
+    pattern: _builtins.str
+    duration_seconds: _builtins.float
+    fault: _builtins.str
+    """Its id, once armed."""
+    refused: _builtins.str
+    """Why it was not armed."""
+    @_builtins.property
+    def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        at_seconds: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        pattern: _builtins.str = ...,
+        options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        duration_seconds: _builtins.float = ...,
+        fault: _builtins.str = ...,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_seconds", b"at_seconds", "duration_seconds", b"duration_seconds", "fault", b"fault", "options", b"options", "pattern", b"pattern", "rank", b"rank", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedFault: _TypeAlias = PlannedFault  # noqa: Y015
+
+@_typing.final
+class Campaign(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
+    PLANNED_FIELD_NUMBER: _builtins.int
+    REPORT_MARKDOWN_FIELD_NUMBER: _builtins.int
+    REPORT_JSON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    job: _builtins.str
+    seed: _builtins.int
+    state: Global___CampaignState.ValueType
+    who: _builtins.str
+    reason: _builtins.str
+    started_at: _builtins.float
+    ended_at: _builtins.float
+    ending: _builtins.str
+    """Why it ended."""
+    report_markdown: _builtins.str
+    report_json: _builtins.str
+    @_builtins.property
+    def planned(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedFault]:
+        """In order of time."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        job: _builtins.str = ...,
+        seed: _builtins.int = ...,
+        state: Global___CampaignState.ValueType = ...,
+        who: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        started_at: _builtins.float = ...,
+        ended_at: _builtins.float = ...,
+        ending: _builtins.str = ...,
+        planned: _abc.Iterable[Global___PlannedFault] | None = ...,
+        report_markdown: _builtins.str = ...,
+        report_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "ending", b"ending", "id", b"id", "job", b"job", "name", b"name", "planned", b"planned", "reason", b"reason", "report_json", b"report_json", "report_markdown", b"report_markdown", "seed", b"seed", "started_at", b"started_at", "state", b"state", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Campaign: _TypeAlias = Campaign  # noqa: Y015
+
+@_typing.final
+class ListCampaignsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """0: 100."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCampaignsRequest: _TypeAlias = ListCampaignsRequest  # noqa: Y015
+
+@_typing.final
+class ListCampaignsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAMPAIGNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def campaigns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Campaign]: ...
+    def __init__(
+        self,
+        *,
+        campaigns: _abc.Iterable[Global___Campaign] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["campaigns", b"campaigns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCampaignsReply: _TypeAlias = ListCampaignsReply  # noqa: Y015
+
+@_typing.final
+class RecordCampaignRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAMPAIGN_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    campaign: _builtins.str
+    """Empty: everything since `since`."""
+    since: _builtins.float
+    """Unix seconds."""
+    def __init__(
+        self,
+        *,
+        campaign: _builtins.str = ...,
+        since: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["campaign", b"campaign", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordCampaignRequest: _TypeAlias = RecordCampaignRequest  # noqa: Y015
+
+@_typing.final
+class RecordCampaignReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOML_FIELD_NUMBER: _builtins.int
+    toml: _builtins.str
+    def __init__(
+        self,
+        *,
+        toml: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["toml", b"toml"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordCampaignReply: _TypeAlias = RecordCampaignReply  # noqa: Y015
 
 @_typing.final
 class FollowRequest(_message.Message):

@@ -302,6 +302,31 @@ class FaultsStub:
                 request_serializer=node__pb2.ListPatternsRequest.SerializeToString,
                 response_deserializer=node__pb2.ListPatternsReply.FromString,
                 _registered_method=True)
+        self.StartCampaign = channel.unary_unary(
+                '/singularity.node.v1.Faults/StartCampaign',
+                request_serializer=node__pb2.StartCampaignRequest.SerializeToString,
+                response_deserializer=node__pb2.Campaign.FromString,
+                _registered_method=True)
+        self.StopCampaign = channel.unary_unary(
+                '/singularity.node.v1.Faults/StopCampaign',
+                request_serializer=node__pb2.StopCampaignRequest.SerializeToString,
+                response_deserializer=node__pb2.Campaign.FromString,
+                _registered_method=True)
+        self.GetCampaign = channel.unary_unary(
+                '/singularity.node.v1.Faults/GetCampaign',
+                request_serializer=node__pb2.GetCampaignRequest.SerializeToString,
+                response_deserializer=node__pb2.Campaign.FromString,
+                _registered_method=True)
+        self.ListCampaigns = channel.unary_unary(
+                '/singularity.node.v1.Faults/ListCampaigns',
+                request_serializer=node__pb2.ListCampaignsRequest.SerializeToString,
+                response_deserializer=node__pb2.ListCampaignsReply.FromString,
+                _registered_method=True)
+        self.RecordCampaign = channel.unary_unary(
+                '/singularity.node.v1.Faults/RecordCampaign',
+                request_serializer=node__pb2.RecordCampaignRequest.SerializeToString,
+                response_deserializer=node__pb2.RecordCampaignReply.FromString,
+                _registered_method=True)
 
 
 class FaultsServicer:
@@ -353,6 +378,40 @@ class FaultsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartCampaign(self, request, context):
+        """Plan a campaign file and begin it; returns when it is journaled. One runs at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopCampaign(self, request, context):
+        """End a campaign and its faults now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCampaign(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCampaigns(self, request, context):
+        """The newest, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordCampaign(self, request, context):
+        """A campaign file that arms again what the journal says was armed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FaultsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -390,6 +449,31 @@ def add_FaultsServicer_to_server(servicer, server):
                     servicer.ListPatterns,
                     request_deserializer=node__pb2.ListPatternsRequest.FromString,
                     response_serializer=node__pb2.ListPatternsReply.SerializeToString,
+            ),
+            'StartCampaign': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartCampaign,
+                    request_deserializer=node__pb2.StartCampaignRequest.FromString,
+                    response_serializer=node__pb2.Campaign.SerializeToString,
+            ),
+            'StopCampaign': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopCampaign,
+                    request_deserializer=node__pb2.StopCampaignRequest.FromString,
+                    response_serializer=node__pb2.Campaign.SerializeToString,
+            ),
+            'GetCampaign': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCampaign,
+                    request_deserializer=node__pb2.GetCampaignRequest.FromString,
+                    response_serializer=node__pb2.Campaign.SerializeToString,
+            ),
+            'ListCampaigns': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCampaigns,
+                    request_deserializer=node__pb2.ListCampaignsRequest.FromString,
+                    response_serializer=node__pb2.ListCampaignsReply.SerializeToString,
+            ),
+            'RecordCampaign': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordCampaign,
+                    request_deserializer=node__pb2.RecordCampaignRequest.FromString,
+                    response_serializer=node__pb2.RecordCampaignReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -581,6 +665,141 @@ class Faults:
             '/singularity.node.v1.Faults/ListPatterns',
             node__pb2.ListPatternsRequest.SerializeToString,
             node__pb2.ListPatternsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartCampaign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/singularity.node.v1.Faults/StartCampaign',
+            node__pb2.StartCampaignRequest.SerializeToString,
+            node__pb2.Campaign.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopCampaign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/singularity.node.v1.Faults/StopCampaign',
+            node__pb2.StopCampaignRequest.SerializeToString,
+            node__pb2.Campaign.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCampaign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/singularity.node.v1.Faults/GetCampaign',
+            node__pb2.GetCampaignRequest.SerializeToString,
+            node__pb2.Campaign.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCampaigns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/singularity.node.v1.Faults/ListCampaigns',
+            node__pb2.ListCampaignsRequest.SerializeToString,
+            node__pb2.ListCampaignsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordCampaign(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/singularity.node.v1.Faults/RecordCampaign',
+            node__pb2.RecordCampaignRequest.SerializeToString,
+            node__pb2.RecordCampaignReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -118,6 +118,15 @@ class FaultsStub:
     Wait: _grpc.UnaryUnaryMultiCallable[_node_pb2.GetFaultRequest, _node_pb2.Fault]
     """Returns when the fault has ended, or with DEADLINE_EXCEEDED."""
     ListPatterns: _grpc.UnaryUnaryMultiCallable[_node_pb2.ListPatternsRequest, _node_pb2.ListPatternsReply]
+    StartCampaign: _grpc.UnaryUnaryMultiCallable[_node_pb2.StartCampaignRequest, _node_pb2.Campaign]
+    """Plan a campaign file and begin it; returns when it is journaled. One runs at a time."""
+    StopCampaign: _grpc.UnaryUnaryMultiCallable[_node_pb2.StopCampaignRequest, _node_pb2.Campaign]
+    """End a campaign and its faults now."""
+    GetCampaign: _grpc.UnaryUnaryMultiCallable[_node_pb2.GetCampaignRequest, _node_pb2.Campaign]
+    ListCampaigns: _grpc.UnaryUnaryMultiCallable[_node_pb2.ListCampaignsRequest, _node_pb2.ListCampaignsReply]
+    """The newest, newest first."""
+    RecordCampaign: _grpc.UnaryUnaryMultiCallable[_node_pb2.RecordCampaignRequest, _node_pb2.RecordCampaignReply]
+    """A campaign file that arms again what the journal says was armed."""
 
 @_typing.type_check_only
 class FaultsAsyncStub(FaultsStub):
@@ -134,6 +143,15 @@ class FaultsAsyncStub(FaultsStub):
     Wait: _aio.UnaryUnaryMultiCallable[_node_pb2.GetFaultRequest, _node_pb2.Fault]  # type: ignore[assignment]
     """Returns when the fault has ended, or with DEADLINE_EXCEEDED."""
     ListPatterns: _aio.UnaryUnaryMultiCallable[_node_pb2.ListPatternsRequest, _node_pb2.ListPatternsReply]  # type: ignore[assignment]
+    StartCampaign: _aio.UnaryUnaryMultiCallable[_node_pb2.StartCampaignRequest, _node_pb2.Campaign]  # type: ignore[assignment]
+    """Plan a campaign file and begin it; returns when it is journaled. One runs at a time."""
+    StopCampaign: _aio.UnaryUnaryMultiCallable[_node_pb2.StopCampaignRequest, _node_pb2.Campaign]  # type: ignore[assignment]
+    """End a campaign and its faults now."""
+    GetCampaign: _aio.UnaryUnaryMultiCallable[_node_pb2.GetCampaignRequest, _node_pb2.Campaign]  # type: ignore[assignment]
+    ListCampaigns: _aio.UnaryUnaryMultiCallable[_node_pb2.ListCampaignsRequest, _node_pb2.ListCampaignsReply]  # type: ignore[assignment]
+    """The newest, newest first."""
+    RecordCampaign: _aio.UnaryUnaryMultiCallable[_node_pb2.RecordCampaignRequest, _node_pb2.RecordCampaignReply]  # type: ignore[assignment]
+    """A campaign file that arms again what the journal says was armed."""
 
 class FaultsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -189,6 +207,45 @@ class FaultsServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.ListPatternsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.ListPatternsReply, _abc.Awaitable[_node_pb2.ListPatternsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def StartCampaign(
+        self,
+        request: _node_pb2.StartCampaignRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.Campaign, _abc.Awaitable[_node_pb2.Campaign]]:
+        """Plan a campaign file and begin it; returns when it is journaled. One runs at a time."""
+
+    @_abc_1.abstractmethod
+    def StopCampaign(
+        self,
+        request: _node_pb2.StopCampaignRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.Campaign, _abc.Awaitable[_node_pb2.Campaign]]:
+        """End a campaign and its faults now."""
+
+    @_abc_1.abstractmethod
+    def GetCampaign(
+        self,
+        request: _node_pb2.GetCampaignRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.Campaign, _abc.Awaitable[_node_pb2.Campaign]]: ...
+
+    @_abc_1.abstractmethod
+    def ListCampaigns(
+        self,
+        request: _node_pb2.ListCampaignsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.ListCampaignsReply, _abc.Awaitable[_node_pb2.ListCampaignsReply]]:
+        """The newest, newest first."""
+
+    @_abc_1.abstractmethod
+    def RecordCampaign(
+        self,
+        request: _node_pb2.RecordCampaignRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.RecordCampaignReply, _abc.Awaitable[_node_pb2.RecordCampaignReply]]:
+        """A campaign file that arms again what the journal says was armed."""
 
 def add_FaultsServicer_to_server(servicer: FaultsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
