@@ -115,7 +115,7 @@ def crowd(quick: bool) -> Row:
                 for _ in range(3 if quick else 10):
                     without.append(gap(1.0))
                     worst[:8] = struct.pack("<Q", 0)
-                    inject(client, f"tcp-127.0.0.1:{port}", 0, "point=barrier", "500ms")
+                    inject(client, f"tcp-127.0.0.1:{port}", 0, "point=reduce_scatter", "500ms")
                     time.sleep(1.0)
                     during.append(struct.unpack("<Q", worst[:8])[0] / 1e6)
             added = median(during) - median(without)
@@ -142,7 +142,7 @@ def idle_cost(quick: bool) -> Row:
                 begin = len(steps())
                 time.sleep(3)
                 free += steps()[begin + 1 :]
-                inject(client, name, 3, "point=reduce_scatter", "4s")
+                inject(client, name, 3, "point=scatter", "4s")
                 begin = len(steps())
                 time.sleep(3)
                 armed += steps()[begin + 1 :]
