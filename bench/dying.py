@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import grpc
 from harness import STEPS, Row, daemon, free_port, job, percentile, until
@@ -64,7 +63,7 @@ def run(quick: bool) -> list[Row]:
         def known(pid: int) -> int:
             return next((rank.start_time_ticks for rank in client.ranks().ranks if rank.pid == pid and rank.HasField("rank")), 0)
 
-        watcher = Watcher(str(Path(running.socket).with_name("agent.sock")), witness.pid, until(lambda: known(witness.pid)))
+        watcher = Watcher(running.socket, witness.pid, until(lambda: known(witness.pid)))
         watcher.start()
         time.sleep(0.5)
         rank = 0
