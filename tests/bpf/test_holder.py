@@ -604,7 +604,7 @@ def test_a_debugger_that_came_first_is_named(run: Callable[..., Target], trial: 
 
 def test_one_thread_traced_by_another_is_enough(run: Callable[..., Target], trial: Callable[..., Trial]) -> None:
     if shutil.which("strace") is None:
-        pytest.skip("no strace")
+        pytest.fail("strace is missing: tools/setup.sh installs it")
     target = run()
     tid = target.workers()[1]
     with subprocess.Popen(["strace", "-qq", "-o", "/dev/null", "-p", str(tid)]) as other:

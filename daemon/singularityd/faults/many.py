@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -41,7 +42,8 @@ async def inject(
             armed.append(await service.inject(spec_of(number), *asking))  # noqa: PERF401 - what is armed must be known when one is refused
     except BaseException as error:
         for fault in armed:
-            await service.clear(fault.id, asking[0])
+            with contextlib.suppress(SingularityError):  # its deadline ends it; the others are cleared all the same
+                await service.clear(fault.id, asking[0])
         if isinstance(error, SingularityError) and armed:
             raise type(error)(f"{error.text}; the {len(armed)} faults armed before it are cleared", hint=error.hint) from error
         raise

@@ -182,12 +182,13 @@ class Attacher:
     def detach(self, file: AttachedFile) -> None:
         """Take all probes of a file away, and free their numbers."""
         file.close()
-        self._free(file)
         del self.files[(*file.key, file.backend)]
-        if all(other.watch != file.watch for other in self.files.values()):
-            self._changes.remove(file.watch)
+        self._free(file)
 
     def _free(self, file: AttachedFile) -> None:
+        """Of a file that is not, or no longer, among the attached."""
+        if all(other.watch != file.watch for other in self.files.values()):
+            self._changes.remove(file.watch)
         for number in file.numbers:
             self._numbers.give(number)
         file.numbers.clear()
