@@ -21,7 +21,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from singularityd.errors import BadOption, ConfigError
-from singularityd.faults import limits, quantity
+from singularityd.faults import quantity
+from singularityd.model import FaultMode
 from singularityd.observe.settings import LogSettings, MetricsSettings, OtelSettings
 
 DEFAULT_PATH = Path("/etc/singularityd/config.toml")
@@ -101,7 +102,7 @@ class KernelSettings(_Table, frozen=True, kw_only=True):
 class FaultSettings(_Table, frozen=True, kw_only=True):
     """What may be injected on this host."""
 
-    mode: limits.Mode = "admin"
+    mode: FaultMode = "admin"
     """Who may inject into what. `off`: nobody, and both halves of the daemon refuse. `admin`: administrators, into every rank. `drill`:
     into jobs that ask for it by SINGULARITY_DRILL=1 in their environment, by administrators and by the job's own user. `open`:
     operators too, into every rank."""

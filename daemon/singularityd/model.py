@@ -199,6 +199,8 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+FaultMode = Literal["off", "admin", "drill", "open"]
+"""Setting `faults.mode`: who may inject into what."""
 FaultState = Literal["arming", "armed", "ended", "refused"]
 
 

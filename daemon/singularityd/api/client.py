@@ -10,7 +10,7 @@ import os
 import socket as sockets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 # Both are read when grpc is loaded. A command forks nothing, and what grpc's core has to say is said better below.
@@ -74,6 +74,19 @@ class _Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
         return continuation(self._proven(client_call_details), request)
 
 
+class FaultWords(TypedDict, total=False):
+    """What a request for a fault says beside its ranks; the daemon judges the words."""
+
+    pattern: Required[str]
+    options: Required[Mapping[str, str]]
+    job: str
+    """Empty: the host's only job."""
+    duration: str
+    reason: str
+    dry_run: bool
+    may_kill_job: bool
+
+
 class Client:
     """One connection, made on the first call. One thread at a time; use it in a `with` statement."""
 
@@ -111,56 +124,16 @@ class Client:
         """The kernel's counters now."""
         return self._ask(lambda: self._ranks.Top(pb.TopRequest(job=job), timeout=self._timeout))
 
-    def inject(
-        self,
-        *,
-        rank: int | None,
-        pattern: str,
-        options: Mapping[str, str],
-        job: str = "",
-        duration: str = "",
-        reason: str = "",
-        dry_run: bool = False,
-        may_kill_job: bool = False,
-    ) -> pb.Fault:
+    def inject(self, *, rank: int | None, **words: Unpack[FaultWords]) -> pb.Fault:
         """Arm a fault, or say what would be armed."""
-        request = pb.InjectRequest(
-            rank=rank,
-            job=job,
-            pattern=pattern,
-            options=options,
-            duration=duration,
-            reason=reason,
-            dry_run=dry_run,
-            may_kill_job=may_kill_job,
-        )
+        request = pb.InjectRequest(rank=rank, **words)
         return self._ask(
             lambda: self._faults.Inject(request, timeout=self._timeout), late="singularityctl faults shows whether it was armed"
         )
 
-    def inject_many(
-        self,
-        *,
-        ranks: str,
-        pattern: str,
-        options: Mapping[str, str],
-        job: str = "",
-        duration: str = "",
-        reason: str = "",
-        dry_run: bool = False,
-        may_kill_job: bool = False,
-    ) -> pb.ListFaultsReply:
+    def inject_many(self, *, ranks: str, **words: Unpack[FaultWords]) -> pb.ListFaultsReply:
         """Arm the same on several ranks (`1,3`, `0-2`, `all`, `random:2`): on all of them, or on none."""
-        request = pb.InjectRequest(
-            ranks=ranks,
-            job=job,
-            pattern=pattern,
-            options=options,
-            duration=duration,
-            reason=reason,
-            dry_run=dry_run,
-            may_kill_job=may_kill_job,
-        )
+        request = pb.InjectRequest(ranks=ranks, **words)
         return self._ask(lambda: self._faults.InjectMany(request, timeout=self._timeout), late="singularityctl faults shows what was armed")
 
     def clear(self, fault: str) -> pb.ListFaultsReply:

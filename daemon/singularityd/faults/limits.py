@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,9 +13,8 @@ from singularityd.errors import Busy, NotAllowed, Refused
 from singularityd.faults import spec as wording
 from singularityd.faults.quantity import duration_text
 from singularityd.kernel import abi
-from singularityd.model import Fault, FaultSpec, Rank
+from singularityd.model import Fault, FaultMode, FaultSpec, Rank
 
-Mode = Literal["off", "admin", "drill", "open"]
 _WINDOW = 60.0
 _DAY = 86_400.0
 
@@ -23,7 +22,7 @@ _DAY = 86_400.0
 class FaultLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Settings `[faults]`."""
 
-    mode: Mode = "admin"
+    mode: FaultMode = "admin"
     off_switch: str = "/etc/singularityd/no-faults"
     max_duration: float = 60.0
     """Seconds from arming to the deadline."""
@@ -56,7 +55,7 @@ class Situation(NamedTuple):
     active: Sequence[Fault]
     """Armed or being armed on this host."""
     ended: Sequence[Fault]
-    """Those of the last day."""
+    """The newest of those that are over."""
     timeout: float | None
     """Seconds after which the job gives up a collective, where it tells."""
 
@@ -160,10 +159,10 @@ class Gate:
 
 def _longest_hold(spec: FaultSpec) -> float:
     """Seconds that the rank may stand still at once."""
-    action = wording.find(spec.pattern).action
-    if action == abi.ACTION_FREEZE:
+    pattern = wording.find(spec.pattern)
+    if pattern.action == abi.ACTION_FREEZE:
         return spec.duration
-    if action != abi.ACTION_HOLD or spec.pattern == "error":
+    if pattern.action != abi.ACTION_HOLD or pattern.at_once:
         return 0.0
     if spec.on:
         return spec.on / 1000

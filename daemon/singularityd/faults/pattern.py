@@ -46,6 +46,9 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True):
     action: int = abi.ACTION_HOLD
     """What the executor is asked to do."""
 
+    at_once: bool = False
+    """A call that is to return a result does so without being held first."""
+
     @property
     def needs_calls(self) -> bool:
         """Whether it is done to calls; else to the process at once."""

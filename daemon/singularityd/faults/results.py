@@ -8,7 +8,7 @@ import re
 
 from singularityd.errors import BadOption
 from singularityd.faults import quantity
-from singularityd.kernel.libraries import nccl
+from singularityd.kernel.libraries import nccl, tables
 from singularityd.model import Rank
 
 TIMEOUT = nccl.TIMEOUT
@@ -21,6 +21,11 @@ _ERRNOS = {
     "EPIPE": "ncclRemoteError",
 }
 """What NCCL says where a system call of its own failed so; NCCL never returns an errno."""
+
+
+def returned_by(backend: str) -> bool:
+    """Whether calls of a library return a result at all."""
+    return any(table.backend == backend and table.result_of(TIMEOUT, "") is not None for table in tables())
 
 
 def names() -> tuple[str, ...]:

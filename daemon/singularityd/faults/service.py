@@ -35,7 +35,6 @@ RECOVERY_RETRY = 5.0
 """Seconds between two attempts to close what the last run left."""
 ENDED_KEPT = 256
 PAST_KEPT = 4096
-DAY = 86_400.0
 ADMIN = Caller()
 """Faults that are over and kept at hand, for words about them that come late and for the metrics page."""
 
@@ -138,8 +137,7 @@ class FaultService:
         Raises the registry's errors, NotAllowed, Busy, Refused, AlreadyArmed, RankGone, JournalUnavailable, ExecutorGone and what the
         executor refuses with. A caller that gives up meanwhile (cancellation) leaves nothing armed.
         """
-        rank = self._admit(spec, caller)
-        value = results.code(spec.result, rank) if spec.result else 0
+        rank, value = self._admit(spec, caller)
         self._gate.count(asyncio.get_running_loop().time())
         draft = msgspec.structs.replace(self._draft(spec, rank, who), campaign=campaign)
         active = Active(draft, self._bus.publish, value=value)
@@ -155,9 +153,7 @@ class FaultService:
 
     def dry_run(self, spec: FaultSpec, who: str = "", caller: Caller = ADMIN) -> DryRun:
         """Everything that is checked before arming, and what would happen; nothing is armed, journaled or published."""
-        rank = self._admit(spec, caller)
-        if spec.result:
-            results.code(spec.result, rank)
+        rank, _ = self._admit(spec, caller)
         fault = self._draft(spec, rank, who)
         fault = msgspec.structs.replace(fault, mechanism=wording.find(spec.pattern).mechanisms[0])
         whom = telling.whom(spec.rank, rank.job)
@@ -247,8 +243,8 @@ class FaultService:
 
     # --- arming --------------------------------------------------------------------------------------------------------------
 
-    def _admit(self, spec: FaultSpec, caller: Caller) -> Rank:
-        """Resolve and check, in one go with no await: two requests for a rank cannot both pass."""
+    def _admit(self, spec: FaultSpec, caller: Caller) -> tuple[Rank, int]:
+        """The rank, and what a skipped call returns; all in one go with no await: two requests for a rank cannot both pass."""
         if self._stopping:
             raise Refused("the daemon is stopping", hint="try again when it runs")
         rank = target.find(self._registry, spec)
@@ -262,13 +258,13 @@ class FaultService:
             rank=rank,
             job=self._registry.jobs().get(rank.job, ()),
             active=[active.fault for active in self._actives.values()],
-            ended=self._of_the_last_day(),
+            ended=self._past,
             timeout=self._timeout_of(rank),
         )
         self._gate.check(spec, caller, now, self._clock())
         if not self._executor_there:
             raise ExecutorGone("the privileged half of the daemon is not running", hint="it is restarted by itself; try again in a moment")
-        return rank
+        return rank, results.code(spec.result, rank) if spec.result else 0
 
     def _draft(self, spec: FaultSpec, rank: Rank, who: str) -> Fault:
         return Fault(
@@ -418,13 +414,7 @@ class FaultService:
         for fault in await self._books.close_open("daemon restarted"):
             self._bus.publish(telling.ended(fault))
         # What faults have cost a job today is not forgotten by a restart.
-        self._past.extendleft(fault for fault in await self._books.history(PAST_KEPT) if fault.ended_at > self._clock() - DAY)
-
-    def _of_the_last_day(self) -> list[Fault]:
-        since = self._clock() - DAY
-        while self._past and self._past[0].ended_at <= since:
-            self._past.popleft()
-        return list(self._past)
+        self._past.extendleft(fault for fault in await self._books.history(PAST_KEPT) if fault.ended_at)
 
     def _known(self, number: int) -> Active | None:
         return self._numbered.get(number) or self._ended.get(number)
@@ -443,6 +433,7 @@ def _not_armed(active: Active) -> SingularityError:
 
 def _order_of(active: Active) -> ArmOrder:
     fault, spec = active.fault, active.fault.spec
+    pattern = wording.find(spec.pattern)
     return ArmOrder(
         number=active.number,
         pid=fault.pid,
@@ -456,11 +447,11 @@ def _order_of(active: Active) -> ArmOrder:
         seed=spec.seed,
         count=spec.count,
         after=spec.after,
-        action=wording.find(spec.pattern).action,
+        action=pattern.action,
         jitter=spec.jitter,
         distribution=spec.distribution,
         returns=bool(spec.result),
-        at_once=spec.pattern == "error",
+        at_once=pattern.at_once,
         value=active.value,
         on=spec.on,
         off=spec.off,

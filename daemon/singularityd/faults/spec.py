@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from singularityd.errors import BadOption, UnknownPattern
-from singularityd.faults import points, quantity
+from singularityd.faults import points, quantity, results
 from singularityd.faults.pattern import Option, Pattern
 from singularityd.faults.patterns import PATTERNS
 from singularityd.kernel.libraries import tables
@@ -135,7 +135,7 @@ def _option(pattern: Pattern, key: str) -> Option:
 
 def _check_point(pattern: Pattern, spec: FaultSpec) -> None:
     """A point that the pattern can never reach would be armed and never hit."""
-    if spec.backend and (spec.backend not in pattern.backends or (spec.result and spec.backend == "gloo")):
+    if spec.backend and (spec.backend not in pattern.backends or (spec.result and not results.returned_by(spec.backend))):
         raise not_for(spec, spec.backend)
     if spec.backend and spec.point != points.ANY and spec.point not in points.operations(spec.backend):
         allowed = ", ".join(points.operations(spec.backend))

@@ -21,5 +21,6 @@ PATTERN = Pattern(
     mechanisms=("ptrace",),
     check=lambda spec: None,
     does=_does,
+    at_once=True,
     defaults={"result": "ncclSystemError", "backend": "nccl"},
 )
